@@ -72,6 +72,8 @@ def prelude(constants: tuple[tuple[str, Constant], ...]) -> str:
         lines.append("#include <cuda_bf16.h>")
     if "e4m3" in types:
         lines.append("struct e4m3;  // common/e4m3.cuh")
+    if "s8" in types:
+        lines.append("struct s8;  // common/s8.cuh")
     for name, value in constants:
         match value:
             case Type():

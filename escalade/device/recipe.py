@@ -68,7 +68,7 @@ class TiledMap:
 
     buffer: Buffer
     element: str
-    """Element type: fp16, bf16, fp32, tf32, fp8 or uint8."""
+    """Element type: fp16, bf16, fp32, tf32, fp8, int8 or uint8."""
     sizes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 128

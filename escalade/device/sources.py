@@ -55,6 +55,7 @@ C_TYPES = {
     "fp16": "__half",
     "bf16": "__nv_bfloat16",
     "fp8": "e4m3",
+    "int8": "s8",
     "uint8": "unsigned char",
 }
 """Type of an element in kernels, by the name of its dtype."""

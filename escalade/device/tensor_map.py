@@ -12,13 +12,14 @@ from escalade.device.driver import check
 from escalade.device.recipe import Im2colMap, TensorMap, TiledMap
 from escalade.errors import UnsupportedError
 
-ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "fp8": 1, "uint8": 1}
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "fp8": 1, "int8": 1, "uint8": 1}
 _DATA_TYPES = {
     "fp16": "FLOAT16",
     "bf16": "BFLOAT16",
     "fp32": "FLOAT32",
     "tf32": "FLOAT32",
     "fp8": "UINT8",
+    "int8": "UINT8",
     "uint8": "UINT8",
 }
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}

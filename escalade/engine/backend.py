@@ -16,6 +16,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.training.parts import compile_for_training
 from escalade.engine.weight_guard import WeightSnapshot
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.switches import tf32_allowed
 
 logger = logging.getLogger("escalade")
@@ -46,10 +47,10 @@ def escalade_backend(
     dtype = (options or {}).get("dtype")
     if dtype is not None:
         dtype = require_dtype(dtype)
-    if dtype == "fp8":
+    if dtype in QUANTIZED:
         raise UnsupportedError(
-            "dtype fp8 needs calibration, which backend escalade does not support; use escalade.compile(model, ..., "
-            "dtype='fp8', calibration=batches)"
+            f"dtype {dtype} needs calibration, which backend escalade does not support; use escalade.compile(model, "
+            f"..., dtype='{dtype}', calibration=batches)"
         )
     frozen = (options or {}).get("frozen", False)
     if not isinstance(frozen, bool):

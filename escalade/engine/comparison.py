@@ -25,6 +25,7 @@ from escalade.engine.plan.step import PlanStep
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
 from escalade.narrow_tables import Table, as_text
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
 
@@ -167,8 +168,8 @@ def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], 
 
 
 def _comparable(step: PlanStep) -> bool:
-    # PyTorch has no fp8 convolutions.
-    return step.lowered is not None and step.lowered.problem.dtype != "fp8"
+    # PyTorch has no quantized convolutions on GPUs.
+    return step.lowered is not None and step.lowered.problem.dtype not in QUANTIZED
 
 
 def _compared(number: int, timed: StepTime) -> ComparedStep:

@@ -27,6 +27,7 @@ from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.engine.weight_update import SourceModel
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.gc_pause import gc_paused
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import counted
 
 Normalization = tuple[Sequence[float], Sequence[float]]
@@ -62,13 +63,13 @@ def compile(
         example_inputs: A tensor, or a sequence of positional arguments, like those of later calls. Arguments that are
             not tensors (numbers, strings, True, None) become constants.
         example_keywords: Keyword arguments like those of later calls.
-        dtype: fp32 (full fp32 accuracy), tf32, fp16, bf16 or fp8, or PyTorch's names such as torch.float16. fp8 needs
-            `calibration` and is slower than fp16 today.
+        dtype: fp32 (full fp32 accuracy), tf32, fp16, bf16, int8 or fp8, or PyTorch's names such as torch.float16. int8
+            and fp8 need `calibration`; fp8 is slower than fp16 today.
         device: Where the engine runs; default is the model's device. "cpu" runs PyTorch's operators, "twin" runs the
             kernels themselves on the CPU.
         normalize: (mean, std). Inputs are then images with values 0 to 255, in uint8 or floating point, and the engine
             computes (x / 255 - mean) / std first.
-        calibration: Batches to measure value ranges on, for fp8.
+        calibration: Batches to measure value ranges on, for int8 and fp8.
         plans: Number of input sizes that stay planned at a time.
         measured: Time each step of a new plan against PyTorch's operators, use the faster, and remember it for the
             card. Needs a GPU and takes seconds.
@@ -107,12 +108,12 @@ def compile(
         raise UnsupportedError(
             "the model is an engine or contains one; compile the PyTorch model that the engine was built from"
         )
-    if calibration is not None and dtype != "fp8":
-        raise UnsupportedError(f"calibration is for dtype fp8; {dtype} needs none")
-    if calibration is None and dtype == "fp8":
+    if calibration is not None and dtype not in QUANTIZED:
+        raise UnsupportedError(f"calibration is for dtype int8 or fp8; {dtype} needs none")
+    if calibration is None and dtype in QUANTIZED:
         raise UnsupportedError(
-            "dtype fp8 needs calibration=batches, a few batches of representative inputs to measure the ranges of the "
-            "network's values on"
+            f"dtype {dtype} needs calibration=batches, a few batches of representative inputs to measure the ranges of "
+            "the network's values on"
         )
     inputs = _as_arguments(example_inputs)
     example = ExampleInputs.of(inputs, example_keywords)
@@ -122,7 +123,7 @@ def compile(
         warm_up_compilers()
     examples = _on_model_device(model, tensors if normalize is None else _as_floats(tensors))
     captured = AnySize(model, *example.call(examples))
-    graphs = _GraphProvider(captured, normalize, _tensor_device(where))
+    graphs = _GraphProvider(captured, dtype, normalize, _tensor_device(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
         graphs.calibrate(graph, calibration)
@@ -232,8 +233,10 @@ def _is_count(value: object) -> bool:
 class _GraphProvider:
     """Captures graphs for new input sizes, with normalization and calibrated ranges."""
 
-    def __init__(self, captured: AnySize, normalize: Normalization | None, home: torch.device) -> None:
-        self._captured, self._normalize, self._tensor_device = captured, normalize, home
+    def __init__(
+        self, captured: AnySize, dtype: str, normalize: Normalization | None, home: torch.device
+    ) -> None:
+        self._captured, self._dtype, self._normalize, self._tensor_device = captured, dtype, normalize, home
         self._fused: Graph | None = None
 
     def graph_for(self, shapes: Shapes) -> Graph:
@@ -255,7 +258,7 @@ class _GraphProvider:
 
     def _fuse(self, graph: Graph) -> Graph:
         with own_arithmetic("fp32", self._tensor_device):
-            return fuse(graph, "fp8")
+            return fuse(graph, self._dtype)
 
 
 def load(

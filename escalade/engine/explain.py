@@ -13,12 +13,13 @@ from rich.markup import escape
 from rich.text import Text
 
 from escalade.device.recipe import KernelCall
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import Form, unquantized
 from escalade.engine.nodes import operator_of
 from escalade.engine.notebook import table_html
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import PlanStep
 from escalade.narrow_tables import Table, as_text
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH
 from escalade.terminal_text import counted
 
@@ -31,6 +32,7 @@ SLOWER_IN_FP8 = (
     "On an H200 networks are slower in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, but do not "
     "save time yet (docs/calls.md)."
 )
+_PRODUCTS = {"fp8": "FP8 (e4m3)", "int8": "INT8"}
 _WIDE = 150
 """Terminal width in characters for all columns; a narrower one gets the first few, and JSON has them all."""
 Floor = Callable[[int, int, str], float]
@@ -207,14 +209,15 @@ class Explanation:
             f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}, "
             f"the caller's tensors {mebibytes(self.outside_bytes)}.",
         ]
-        if self.dtype == "fp8":
+        if self.dtype in QUANTIZED:
             convolutions = [step for step in self.steps if step.operation == "conv2d"]
-            in_fp8 = sum(step.dtype == "fp8" for step in convolutions)
+            quantized = sum(step.dtype == self.dtype for step in convolutions)
             only = sum(step.operation == "quantise" for step in self.steps)
             lines += [
-                f"{in_fp8} of {counted(len(convolutions), 'convolution')} multiply in FP8 (e4m3); everything "
-                "else is fp16.",
-                f"{only} of the steps only quantize values to 8 bits. {SLOWER_IN_FP8}",
+                f"{quantized} of {counted(len(convolutions), 'convolution')} multiply in {_PRODUCTS[self.dtype]}; "
+                "everything else is fp16.",
+                f"{only} of the steps only quantize values to 8 bits."
+                + (f" {SLOWER_IN_FP8}" if self.dtype == "fp8" else ""),
             ]
         if self.floor_us is not None:
             lines.append(f"Lower bound, summed over the steps: {self.floor_us:.1f} µs.")
@@ -303,8 +306,8 @@ def _explained(plan: Plan, number: int, step: PlanStep, floor: Floor | None) -> 
 
 
 def _rate(dtype: str, planned: str) -> str:
-    """Return the dtype whose peak rate bounds a step: in an fp8 plan everything else is fp16."""
-    return "fp16" if planned == "fp8" and dtype != "fp8" else planned
+    """Return the dtype whose peak rate bounds a step: in a quantized plan everything else is fp16."""
+    return planned if dtype == planned else unquantized(planned)
 
 
 def _why(step: PlanStep) -> str:
@@ -360,7 +363,7 @@ def _texts(explanation: Explanation) -> _Columns:
     }
     if explanation.in_kernels:
         texts["rung"] = lambda step: step.rung
-    if explanation.dtype == "fp8":
+    if explanation.dtype in QUANTIZED:
         texts["dtype"] = lambda step: step.dtype
     return texts
 

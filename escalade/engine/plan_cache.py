@@ -51,6 +51,7 @@ from escalade.errors import CompileError, ToolError, UnsupportedError
 from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, DeviceOrCard
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import counted
 
 logger = logging.getLogger("escalade")
@@ -341,10 +342,10 @@ class PlanCache:
         """Write new weights, by their names in the model, into the plans' memory; `kept` is the copy that later
         captures use. Raises UnsupportedError, and changes nothing, if that takes another plan."""
         with self._planning:
-            if self._settings.dtype == "fp8":
+            if self._settings.dtype in QUANTIZED:
                 raise UnsupportedError(
-                    "an fp8 engine's ranges were measured with the old weights; compile the model again, with "
-                    "calibration="
+                    f"an {self._settings.dtype} engine's ranges were measured with the old weights; compile the model "
+                    "again, with calibration="
                 )
             update = weight_update(
                 self.networks.known,
@@ -378,10 +379,10 @@ class PlanCache:
     def _image_layout(self, formats: Iterable[InputFormat]) -> str:
         """Return the layout a plan reads images in: `nhwc` if all of them are channels_last (results are then, too).
 
-        Always `nchw` for fp8, whose ranges were calibrated on that plan.
+        Always `nchw` for quantized dtypes, whose ranges were calibrated on that plan.
         """
         layouts = {each.layout for each in formats} - {"flat"}
-        fused = self._settings.fusion is FusionLevel.fused and self._settings.dtype != "fp8"
+        fused = self._settings.fusion is FusionLevel.fused and self._settings.dtype not in QUANTIZED
         return "nhwc" if layouts == {"nhwc"} and fused else "nchw"
 
     def build_artifacts(self, kernels: bool | str | Sequence[str]) -> AotArtifacts:

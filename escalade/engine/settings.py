@@ -13,6 +13,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import check_finite_weights
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 
 DEFAULT_PLANS = 8
 """Default number of cached plans, one per combination of input sizes and formats."""
@@ -62,9 +63,9 @@ class Settings:
             )
         if measured:
             require_gpu("measured=True", device)
-        if dtype == "fp8" and fusion is not FusionLevel.fused:
+        if dtype in QUANTIZED and fusion is not FusionLevel.fused:
             raise UnsupportedError(
-                f"fp8 needs fused plans; fusion level {fusion} supports fp32, tf32, fp16 and bf16"
+                f"{dtype} needs fused plans; fusion level {fusion} supports fp32, tf32, fp16 and bf16"
             )
         for name, number in {"plans": plans, "buffers": buffers}.items():
             if not isinstance(number, int) or number < 1:
@@ -85,10 +86,10 @@ class Settings:
     def check(self, graph: Graph) -> None:
         """Refuse a network that does not work with these options."""
         check_finite_weights(graph)
-        if self.dtype == "fp8" and not graph.ranges:
+        if self.dtype in QUANTIZED and not graph.ranges:
             raise UnsupportedError(
-                "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "
-                "of representative inputs"
+                f"dtype {self.dtype} needs the ranges of the network's values: compile with calibration=batches, a few "
+                "batches of representative inputs"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Quantization to FP8."""
+"""Quantization to one byte: FP8 or INT8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from escalade.device.architecture import WITH_FP8
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, E4M3, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, dtype_of, to_e4m3
+from escalade.ops.base.checks import require
+from escalade.ops.base.dtypes import (
+    DTYPES,
+    E4M3,
+    ELEMENT_BYTES,
+    QUANTIZED,
+    STORAGE,
+    VECTOR_BYTES,
+    dtype_of,
+    stored_as,
+)
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -29,9 +39,12 @@ from escalade.ops.shared.pointwise import PacksConfig, check, packer_like
 
 @dataclass(frozen=True)
 class QuantiseProblem(Named):
-    """y = e4m3(x * factor) over `elements` elements: to nearest, saturating at ±448. NaN is preserved."""
+    """y = x * factor in the dtype `output`, over `elements` elements: to nearest (ties to even), saturating.
 
-    NAME: ClassVar = NamePattern("quantization", "quantise_{elements}")
+    In fp8 NaN is preserved; in int8 it becomes -128.
+    """
+
+    NAME: ClassVar = NamePattern("quantization", "quantise_{elements}[_{output:fp8|int8}]")
 
     elements: int
     dtype: str = "fp32"
@@ -39,8 +52,11 @@ class QuantiseProblem(Named):
     layout: str = "flat"
     batch: int = 1
     """Always 1; records of all operations have a batch."""
+    output: str = "fp8"
+    """Dtype of y: fp8 or int8."""
 
     def __post_init__(self) -> None:
+        require("quantise", "output", self.output, QUANTIZED)
         check("quantise", self.elements, self.batch, self.dtype, self.layout)
 
     @property
@@ -61,9 +77,11 @@ class QuantiseProblem(Named):
 
 @dataclass(frozen=True)
 class _Quantizer(Rung[QuantiseProblem, C]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_FP8  # older ones have no conversion to e4m3
+    def refusal(self, problem: QuantiseProblem) -> str | None:
+        here = self.card.architecture
+        if problem.output == "fp8" and here is not None and here not in WITH_FP8:
+            return f"{self.name} converts to fp8 on {', '.join(WITH_FP8)}; this GPU is {here}"
+        return super().refusal(problem)
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,10 @@ PROBLEMS = (
 )
 """The output of ResNet-18's stem, 64 channels 56², at batch 1, 32 and 256."""
 
-SMALL_PROBLEMS = (QuantiseProblem(1), QuantiseProblem(1003), QuantiseProblem(8192), QuantiseProblem(9001))
+SMALL_PROBLEMS = (
+    *map(QuantiseProblem, (1, 1003, 8192, 9001)),
+    QuantiseProblem(9001, output="int8"),
+)
 
 
 # --- the reference
@@ -131,7 +152,7 @@ def random_inputs(problem: QuantiseProblem, device: torch.device, seed: int) -> 
 
 
 def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty(problem.elements, dtype=E4M3, device=device)
+    return torch.empty(problem.elements, dtype=STORAGE[problem.output], device=device)
 
 
 def exact(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -140,7 +161,7 @@ def exact(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 
 
 def peer(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return to_e4m3(inputs["x"].float() * inputs["factor"])
+    return stored_as(inputs["x"].float() * inputs["factor"], STORAGE[problem.output])
 
 
 # --- the operation

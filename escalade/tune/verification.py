@@ -42,8 +42,15 @@ element at `WORST_ELEMENT` may exceed it, so the limit is higher there."""
 CHANCE = 0.01
 """Probability of rejecting a right result of n elements because all of them happen to be small: sums of mixed signs are
 all below a fraction p of their typical size with probability p^n."""
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-10, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 0.0}
-"""Unit roundoff of intermediate values; for TF32, of truncated operands. No intermediate value is stored in FP8."""
+UNIT_ROUNDOFF = {
+    "fp32": 2.0**-24,
+    "tf32": 2.0**-10,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "fp8": 0.0,
+    "int8": 0.0,
+}
+"""Unit roundoff of intermediate values; for TF32, of truncated operands. No intermediate value is stored in 8 bits."""
 GUARD_BYTES = 4096
 _CANARY = 0xA5
 

@@ -13,11 +13,19 @@ from escalade.device.torch_private import FAST_PATHS
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 
-STORAGE = {**{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED}, "fp8": torch.float16}
-"""Storage type of values by dtype of the plan; in fp8, values between two convolutions are e4m3."""
-TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
+STORAGE = {
+    **{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED},
+    **dict.fromkeys(dtypes.QUANTIZED, torch.float16),
+}
+"""Storage type of values by dtype of the plan; in fp8 and int8, values between two convolutions have one byte."""
+TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", *dtypes.QUANTIZED)
 NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 _META_BYTES = 2**40  # size of a meta buffer that holds any value, whatever its pitch
+
+
+def unquantized(dtype: str) -> str:
+    """Return the dtype of everything that a plan of this dtype does not quantize."""
+    return "fp16" if dtype in dtypes.QUANTIZED else dtype
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -113,7 +121,7 @@ class InputFormat:
 
 def require_dtype(dtype: str | torch.dtype) -> str:
     """Return the name of a plan's dtype, given as such a name or as a PyTorch dtype."""
-    names = {**dtypes.NAMES, dtypes.E4M3: "fp8"}
+    names = {**dtypes.NAMES, **{dtypes.STORAGE[name]: name for name in dtypes.QUANTIZED}}
     name = names.get(dtype) if isinstance(dtype, torch.dtype) else dtype
     if not isinstance(name, str) or name not in STORAGE:
         shown = str(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)

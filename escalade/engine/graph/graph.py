@@ -135,7 +135,7 @@ class Graph:
     writes_inputs: bool = False
     """True if the model writes to its inputs; an engine never does."""
     ranges: Mapping[str, float] = field(default_factory=dict)
-    """Largest magnitude in calibration of each value of the fused graph, for FP8."""
+    """Largest magnitude in calibration of each value of the fused graph, for quantized dtypes."""
     typed: bool = False
     """True if floating types are exact: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"

@@ -34,7 +34,7 @@ from escalade.engine.nodes.side_outputs import SideOutput
 from escalade.engine.nodes.stem import FewChannels, Stem
 from escalade.engine.nodes.upsample2d import FilterSums, Upsample2d, Upsample2dBackward
 from escalade.engine.nodes.views import Concatenate, Permute, Reshape, Slice
-from escalade.ops.base.dtypes import E4M3
+from escalade.ops.base.dtypes import STORAGE as QUANTIZED_STORAGE
 
 OPERATORS: tuple[Operator, ...] = (
     Conv2d(),
@@ -112,8 +112,8 @@ def stored_type(node: Node, storage: torch.dtype, is_returned: bool) -> torch.dt
         return getattr(torch, node.dtype)
     if Mlp.matches(node) and node.attributes["output"] == "error":
         return torch.float32
-    if node.attributes.get("store") == "fp8":
-        return E4M3
+    if store := node.attributes.get("store"):
+        return QUANTIZED_STORAGE[store]
     return storage if node.is_floating else getattr(torch, node.dtype)
 
 

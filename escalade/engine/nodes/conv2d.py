@@ -22,7 +22,7 @@ from escalade.engine.nodes.base import (
     match_aten,
 )
 from escalade.engine.nodes.batch_norm import training_statistics
-from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered, problem_from
+from escalade.engine.nodes.lowering import FP32, NHWC, Forms, Lowered, problem_from
 from escalade.engine.nodes.pools import MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.reduce import Reduce
@@ -118,19 +118,19 @@ class Conv2d(Operator):
         return padded.name
 
     def takes_residual(self, node: Node) -> bool:
-        return not node.attributes.get("fp8")  # quantized values have scales
+        return not node.attributes.get("quantized")  # quantized values have scales
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
         inputs = prologue.apply(a.get("prologue", ""), inputs)
-        bias = None if a.get("fp8") else inputs.get("bias")
+        bias = None if a.get("quantized") else inputs.get("bias")
         window = a["stride"], a["padding"], a["dilation"], a["groups"]
         y = F.conv2d(inputs["x"], inputs["weight"], bias, *window)
         if "shortcut" in inputs:
             y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
         y = (
-            _finish_fp8(node, y, inputs)
-            if a.get("fp8")
+            _finish_quantized(node, y, inputs)
+            if a.get("quantized")
             else activate(node, y, inputs.get("residual"), inputs)
         )
         pool = F.avg_pool2d if a.get("mean") else F.max_pool2d
@@ -178,24 +178,24 @@ class Conv2d(Operator):
         if "shortcut" in node.inputs:
             _, channels, *size = forms.value(node.inputs["shortcut"]).shape
             shortcut = {"shortcut_channels": channels, "shortcut_size": tuple(size)}
-        is_fp8 = bool(a.get("fp8"))
+        quantized = a.get("quantized")
         problem = filter_problem(
             Conv2dProblem, node, forms.value(node.inputs["x"]).shape, forms.sizes(node.inputs["weight"]),
-            dtype="fp8" if is_fp8 else forms.dtype, output="fp16" if is_fp8 and not a["store"] else "", layout=layout,
+            dtype=quantized or forms.dtype, output="fp16" if quantized and not a["store"] else "", layout=layout,
             **shortcut,
         )  # fmt: skip
         constants = (
-            {} if layout == "nchw" else dict.fromkeys(("weight", "shortcut_weight"), FP8 if is_fp8 else NHWC)
+            {} if layout == "nchw" else dict.fromkeys(("weight", "shortcut_weight"), quantized or NHWC)
         )
-        vectors = ("bias", "scale", "scales") if is_fp8 else ("gain", "shift", *VECTORS)
+        vectors = ("bias", "scale", "scales") if quantized else ("gain", "shift", *VECTORS)
         return Lowered(CONV2D, problem, {**constants, **dict.fromkeys(vectors, FP32)})
 
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:
         return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
 
 
-def _finish_fp8(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """Apply scales, bias and activation of a convolution in FP8."""
+def _finish_quantized(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """Apply scales, bias and activation of a quantized convolution."""
     y = y * inputs["scale"].view(-1, 1, 1) + inputs["bias"].view(-1, 1, 1)
     residual = inputs["residual"] * inputs["scales"][0] if "residual" in inputs else None
     return activate(node, y, residual) * inputs["scales"][1]
@@ -213,7 +213,7 @@ def is_pixelwise(node: Node, graph: Graph) -> bool:
     """Return True for a 1×1 convolution without padding or prologue, in which each pixel depends on one of x."""
     a = node.attributes
     window = tuple(graph.constants[node.inputs["weight"]].shape[2:])
-    return window == (1, 1) and a["padding"] == (0, 0) and "prologue" not in a and not a.get("fp8")
+    return window == (1, 1) and a["padding"] == (0, 0) and "prologue" not in a and not a.get("quantized")
 
 
 def has_one_input(node: Node) -> bool:

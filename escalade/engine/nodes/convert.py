@@ -1,4 +1,4 @@
-"""Conversions between dtypes and layouts, image normalization, and quantization to FP8."""
+"""Conversions between dtypes and layouts, image normalization, and quantization."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def normalized(inputs: Tensors) -> torch.Tensor:
 
 
 class Quantize(Operator):
-    """y = x * factor, stored as e4m3 for convolutions in FP8; created by the quantization pass."""
+    """y = x * factor, stored in the quantized dtype `store`; created by the quantization pass."""
 
     name = "quantise"
 
@@ -119,5 +119,5 @@ class Quantize(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.inputs["x"])
-        problem = QuantiseProblem(math.prod(form.shape), NAMES[form.dtype])
+        problem = QuantiseProblem(math.prod(form.shape), NAMES[form.dtype], output=node.attributes["store"])
         return Lowered(QUANTISE, problem, {"factor": FP32})

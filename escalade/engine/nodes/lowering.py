@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import Form, unquantized
 from escalade.engine.graph.graph import Node
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
@@ -18,8 +18,9 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 
 _Problem = TypeVar("_Problem")
-STORED, NHWC, FP32, FP8, OWN = "stored", "nhwc", "fp32", "fp8", "own"
-"""Forms of a constant: the plan's dtype, the same in NHWC, fp32, e4m3 in NHWC, or the constant's own dtype."""
+STORED, NHWC, FP32, OWN = "stored", "nhwc", "fp32", "own"
+"""Forms of a constant: the plan's dtype, the same in NHWC, fp32, or the constant's own dtype. A quantized dtype stands
+for that dtype in NHWC."""
 _OPTIONAL_ROLES = ("weight", "bias", "residual")
 
 
@@ -117,8 +118,8 @@ class Forms:
         typed: bool = False,
     ) -> None:
         """In a `typed` graph, `dtype` is the one in which fp32 is multiplied."""
-        self.dtype = "fp16" if dtype == "fp8" else dtype
-        """Dtype of everything that is not marked as FP8."""
+        self.dtype = unquantized(dtype)
+        """Dtype of everything that is not marked as quantized."""
         self.typed = typed
         self._values = dict(values)
         self._constants = constants

@@ -36,6 +36,7 @@ class Stem(Operator):
         problem = filter_problem(
             StemProblem, node, image.shape, forms.constant(node.inputs["weight"]),
             source=NAMES[image.dtype], source_layout=image.layout, normalise="scale" in node.inputs, dtype=forms.dtype,
+            output=node.attributes.get("store") or "",
         )  # fmt: skip
         return Lowered(STEM, problem, {"scale": FP32, "shift": FP32})
 

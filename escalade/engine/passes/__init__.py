@@ -61,6 +61,7 @@ from escalade.engine.passes.step_gradients import (
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
 from escalade.engine.passes.step_upsample import fuse_upsampling, fuse_upsampling_gradients
 from escalade.ops.base.card import TWIN, Card
+from escalade.ops.base.dtypes import QUANTIZED
 
 
 def optimize(
@@ -68,8 +69,8 @@ def optimize(
 ) -> Graph:
     """Return the graph to plan for this dtype and this layout of input images."""
     graph = fuse(graph, dtype, fusion, images)
-    if dtype == "fp8":
-        quantize_convolutions(graph, graph.ranges)
+    if dtype in QUANTIZED:
+        quantize_convolutions(graph, graph.ranges, dtype)
         graph.remove_dead_code()
     return graph
 
@@ -176,7 +177,7 @@ def optimize_step(
 
 
 def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw") -> Graph:
-    """Return the fused graph before quantization; FP8 ranges are measured on it."""
+    """Return the fused graph before quantization; ranges are measured on it."""
     graph = replace(graph.copy(), images=images)
     graph.remove_dead_code()
     home = graph.device
@@ -195,7 +196,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
             assign_layouts(graph, {given.name: images for given in graph.inputs}, None)
         else:
             assign_layouts(graph)
-            if fusion is FusionLevel.fused and dtype != "fp8":
+            if fusion is FusionLevel.fused and dtype not in QUANTIZED:
                 fold_output_scales(graph)
                 if dtype in TENSOR_CORE_DTYPES:
                     pad_outputs(graph, dtype)

@@ -1,4 +1,4 @@
-"""FP8 calibration: ranges of a network's values on real data."""
+"""Calibration for quantized dtypes: ranges of a network's values on real data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def transfer_ranges(measured: Graph, fused: Graph) -> dict[str, float]:
         names[old.name] = new.name
     if not same:
         raise UnsupportedError(
-            "the ranges of fp8 were measured with inputs of other sizes, for which the graph differs; compile "
+            "the ranges were measured with inputs of other sizes, for which the graph differs; compile "
             "it again with calibration batches of this size"
         )
     return {names[name]: range for name, range in measured.ranges.items() if name in names}

@@ -45,7 +45,7 @@ def _has_adjacent_windows(node: Node) -> bool:
 def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
     """Return True if only the pool reads the layer, dtypes are equal, and no window reaches over the edge."""
     a = layer.attributes
-    if a.get("fp8") or "pool" in a:
+    if a.get("quantized") or "pool" in a:
         return False
     if INDICES in pool.attributes and pool.attributes["behind_relu"] != a["relu"]:
         return False

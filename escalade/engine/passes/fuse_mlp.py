@@ -20,6 +20,7 @@ from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import Reshape
 from escalade.ops.base.card import TWIN
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
@@ -29,7 +30,7 @@ MAX_HIDDEN = 2048  # features between two layers, in the same shared memory: 8 K
 # Products that CUDA cores compute in about the time in which tensor cores compute the layers one by one: 8 us at the
 # 8 TFLOP/s of `persistent` in fp16 on an H200.
 MAX_PRODUCTS = 2**26
-_NARROW = ("fp16", "bf16", "fp8")
+_NARROW = ("fp16", "bf16", *QUANTIZED)
 _DIFFERENCE = Expression.parse("x - a")
 _SQUARES = tuple(map(Expression.parse, ("square(x)", "x * x", "x ** 2")))
 _SQUARED_DIFFERENCES = tuple(square.substitute({"x": _DIFFERENCE}) for square in _SQUARES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from escalade.engine.graph.forms import unquantized
 from escalade.engine.graph.graph import Graph, Node, Shape, joint_source
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import problem_from
@@ -36,6 +37,6 @@ def _problem(graph: Graph, layer: Node, image: Shape, dtype: str) -> LinearProbl
     outputs, features = graph.constants[layer.inputs["weight"]].shape
     return problem_from(
         LinearProblem, layer,
-        batch=batch, in_features=features, out_features=outputs, dtype="fp16" if dtype == "fp8" else dtype,
+        batch=batch, in_features=features, out_features=outputs, dtype=unquantized(dtype),
         pixels=height * width,
     )  # fmt: skip

@@ -91,7 +91,7 @@ def _reader_chain(graph: Graph, node: Node) -> Iterator[Node]:
 def _is_layer(graph: Graph, node: Node) -> bool:
     """Return True for a linear layer, or a 1×1 convolution of one pixel, over all channels."""
     a = node.attributes
-    if node.inputs.keys() - {"x", "weight", "bias"} or a.get("fp8") or a.get("store"):
+    if node.inputs.keys() - {"x", "weight", "bias"} or a.get("quantized") or a.get("store"):
         return False
     if Linear.matches(node):
         return len(node.shape) == 2

@@ -10,8 +10,9 @@ from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.pools import MaxPool2d
 from escalade.engine.nodes.stem import MAX_CHANNELS, Stem
+from escalade.ops.base.dtypes import QUANTIZED
 
-DTYPES = ("fp16", "bf16", "fp8")
+DTYPES = ("fp16", "bf16", *QUANTIZED)
 MAX_FILTER_WIDTH = 8
 MAX_FILTERS, FILTER_UNIT = 128, 16
 _POOLS = ((3, 2, 1), (2, 2, 0))

@@ -56,7 +56,7 @@ def _sibling_groups(graph: Graph) -> list[list[Node]]:
 
 
 def _is_mergeable(node: Node) -> bool:
-    if not Conv2d.matches(node) or node.attributes["groups"] != 1 or node.attributes.get("fp8"):
+    if not Conv2d.matches(node) or node.attributes["groups"] != 1 or node.attributes.get("quantized"):
         return False
     return {"x", "weight"} <= node.inputs.keys() <= {"x", "weight", "bias"}
 

@@ -1,14 +1,14 @@
-"""FP8 quantization: convolutions with e4m3 inputs, weights and results, scaled by measured ranges.
+"""Quantization: convolutions with inputs, weights and results of one byte (e4m3 or s8), scaled by measured ranges.
 
-A value v is stored as v / scale, where scale maps the largest magnitude seen in calibration to the largest e4m3 number.
-Weights have one scale per filter. The epilogue multiplies accumulators by one factor per filter, and divides the result
-by its own scale.
+A value v is stored as v / scale, where scale maps the largest magnitude seen in calibration to the largest number of
+the dtype. Weights have one scale per filter. The epilogue multiplies accumulators by one factor per filter, and divides
+the result by its own scale. A stem multiplies in 16 bits and stores bytes: its weights include the scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,86 +16,134 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Quantize
-from escalade.ops.base.dtypes import E4M3_LARGEST
+from escalade.engine.nodes.stem import Stem
+from escalade.ops.base.dtypes import LARGEST
 
 CHANNEL_UNIT = 16  # channels and filters must be multiples of one 16-byte access
 SMALLEST_SCALE = 2.0**-40  # scale of values that were all zero
 
 
-def quantize_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
-    """Convert every quantizable convolution to FP8, and store values between two of them in FP8."""
-    quantized = {node.name for node in graph if _is_quantizable(graph, node, ranges)}
-    scales = {name: max(largest / E4M3_LARGEST, SMALLEST_SCALE) for name, largest in ranges.items()}
-    stored_fp8 = {name for name in quantized if _is_only_read_by(graph, name, quantized)}
-    copies: dict[str, str] = {}
-    for name in [node.name for node in graph if node.name in quantized]:
-        node = graph.nodes[name]
-        inputs = dict(node.inputs)
-        values = [role for role in operator_of(node).values if role in inputs]
-        for role in values:
-            value = inputs[role]
-            if value not in stored_fp8:
-                inputs[role] = _fp8_copy(graph, value, scales[value], copies, before=name)
-        input_scales = {role: scales[node.inputs[role]] for role in values}
-        inputs |= _fp8_constants(graph, node, input_scales, 1 / scales[name] if name in stored_fp8 else 1.0)
-        fp8_node = node.with_attributes(fp8=True, store="fp8" if name in stored_fp8 else None)
-        graph.nodes[name] = replace(fp8_node, inputs=inputs)
+def quantize_convolutions(graph: Graph, ranges: Mapping[str, float], dtype: str) -> None:
+    """Quantize every convolution that kernels support, and store values that only such convolutions read in bytes."""
+    _Quantization(graph, ranges, dtype).apply()
 
 
-def _is_quantizable(graph: Graph, node: Node, ranges: Mapping[str, float]) -> bool:
-    weights = fp8_weights(node)
-    sizes = [size for role in weights for size in graph.constants[node.inputs[role]].shape[:2]]
-    measured = {node.name} | {node.inputs[role] for role in operator_of(node).values if role in node.inputs}
-    return bool(weights) and all(size % CHANNEL_UNIT == 0 for size in sizes) and measured <= ranges.keys()
-
-
-def fp8_weights(node: Node) -> dict[str, str]:
-    """Return the roles of a node's weights, each with that of its input; empty if no FP8 kernel computes the node."""
+def quantized_weights(node: Node) -> dict[str, str]:
+    """Return the roles of a node's weights, each with that of its input; empty if no kernel multiplies it in 8 bits."""
     if not Conv2d.matches(node) or node.attributes["groups"] != 1:
         return {}
     inputs = {"weight": "x", "shortcut_weight": "shortcut"}
     return {weight: value for weight, value in inputs.items() if weight in node.inputs}
 
 
-def _is_only_read_by(graph: Graph, name: str, quantized: set[str]) -> bool:
-    readers = [node for node in graph if name in node.inputs.values()]
-    return bool(readers) and name not in graph.outputs and all(node.name in quantized for node in readers)
+def _values(node: Node) -> dict[str, str]:
+    return {role: node.inputs[role] for role in operator_of(node).values if role in node.inputs}
 
 
-def _fp8_copy(graph: Graph, value: str, scale: float, copies: dict[str, str], before: str) -> str:
-    """Return an FP8 copy of a value, created before its first reader."""
-    if value not in copies:
-        shape = graph.shape_of(value)
-        factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale], device="cpu"))
-        name = graph.fresh(f"{value}_fp8")
-        node = Quantize.node(name, {"x": value, "factor": factor}, {"store": "fp8"}, shape)
-        graph.insert_before(before, node)
-        copies[value] = node.name
-    return copies[value]
+@dataclass
+class _Quantization:
+    graph: Graph
+    ranges: Mapping[str, float]
+    dtype: str
+    copies: dict[str, str] = field(default_factory=dict)
+    """Quantized copy of each value that other nodes read in 16 bits."""
 
+    def apply(self) -> None:
+        graph = self.graph
+        self.quantized = {node.name for node in graph if self._is_quantizable(node)}
+        self.in_bytes = {
+            node.name
+            for node in graph
+            if (node.name in self.quantized or self._is_scalable_stem(node))
+            and self._is_only_read_in_bytes(node)
+        }
+        for node in [node for node in graph if node.name in self.quantized | self.in_bytes]:
+            if Stem.matches(node):
+                self._store_stem_in_bytes(node)
+            else:
+                self._quantize(node)
 
-def _fp8_constants(
-    graph: Graph, node: Node, input_scales: Mapping[str, float], result_scale: float
-) -> dict[str, str]:
-    """Add the scaled weights, a factor per filter, the fp32 bias, and the scales of residual and result."""
-    inputs_of = fp8_weights(node)
-    weights = {role: graph.constants[node.inputs[role]].double() for role in inputs_of}
-    # Products of both inputs are summed in one accumulator, so they need a common scale.
-    unit = torch.stack(
-        [weight.flatten(1).abs().amax(1) * input_scales[inputs_of[role]] for role, weight in weights.items()]
-    ).amax(0)
-    unit = (unit / E4M3_LARGEST).clamp_min(SMALLEST_SCALE)
-    quantized_weights = {
-        role: graph.add_constant(
-            f"{node.name}_{role}_fp8",
-            (weight * input_scales[inputs_of[role]] / unit.view(-1, 1, 1, 1)).float(),
+    def _scale(self, value: str) -> float:
+        return max(self.ranges[value] / LARGEST[self.dtype], SMALLEST_SCALE)
+
+    def _is_quantizable(self, node: Node) -> bool:
+        weights = quantized_weights(node)
+        sizes = [size for role in weights for size in self.graph.constants[node.inputs[role]].shape[:2]]
+        measured = {node.name, *_values(node).values()}
+        return (
+            bool(weights)
+            and all(size % CHANNEL_UNIT == 0 for size in sizes)
+            and measured <= self.ranges.keys()
         )
-        for role, weight in weights.items()
-    }
-    scales = torch.tensor([input_scales.get("residual", 0.0), result_scale], device="cpu")
-    bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros_like(unit)
-    return quantized_weights | {
-        "bias": graph.add_constant(f"{node.name}_bias_fp8", bias.float()),
-        "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
-        "scales": graph.add_constant(f"{node.name}_scales", scales),
-    }
+
+    def _is_scalable_stem(self, node: Node) -> bool:
+        """Return True for a stem whose result is scaled by scaling its weights and bias: without other activations."""
+        return Stem.matches(node) and not node.attributes.get("activation") and node.name in self.ranges
+
+    def _is_only_read_in_bytes(self, node: Node) -> bool:
+        readers = [other for other in self.graph if node.name in other.inputs.values()]
+        is_internal = bool(readers) and node.name not in self.graph.outputs
+        return is_internal and all(other.name in self.quantized for other in readers)
+
+    def _store_stem_in_bytes(self, node: Node) -> None:
+        factor = 1 / self._scale(node.name)
+        scaled = {
+            role: self.graph.add_constant(
+                f"{node.name}_{role}_{self.dtype}", self.graph.constants[node.inputs[role]] * factor
+            )
+            for role in ("weight", "bias")
+        }
+        stored = node.with_attributes(store=self.dtype)
+        self.graph.nodes[node.name] = replace(stored, inputs={**node.inputs, **scaled})
+
+    def _quantize(self, node: Node) -> None:
+        values = _values(node)
+        scales = {role: self._scale(value) for role, value in values.items()}
+        inputs = dict(node.inputs)
+        for role, value in values.items():
+            if value not in self.in_bytes:
+                inputs[role] = self._copy(value, before=node.name)
+        is_stored = node.name in self.in_bytes
+        inputs |= self._constants(node, scales, 1 / self._scale(node.name) if is_stored else 1.0)
+        quantized = node.with_attributes(quantized=self.dtype, store=self.dtype if is_stored else None)
+        self.graph.nodes[node.name] = replace(quantized, inputs=inputs)
+
+    def _copy(self, value: str, before: str) -> str:
+        """Return a quantized copy of a value, created before its first reader."""
+        if value not in self.copies:
+            factor = torch.tensor([1 / self._scale(value)], device="cpu")
+            inputs = {"x": value, "factor": self.graph.add_constant(f"{value}_factor", factor)}
+            name = self.graph.fresh(f"{value}_{self.dtype}")
+            node = Quantize.node(name, inputs, {"store": self.dtype}, self.graph.shape_of(value))
+            self.graph.insert_before(before, node)
+            self.copies[value] = node.name
+        return self.copies[value]
+
+    def _constants(
+        self, node: Node, input_scales: Mapping[str, float], result_scale: float
+    ) -> dict[str, str]:
+        """Add the scaled weights, a factor per filter, the fp32 bias, and the scales of residual and result."""
+        graph, inputs_of = self.graph, quantized_weights(node)
+        weights = {role: graph.constants[node.inputs[role]].double() for role in inputs_of}
+        # Products of both inputs are summed in one accumulator, so they need a common scale.
+        unit = torch.stack(
+            [
+                weight.flatten(1).abs().amax(1) * input_scales[inputs_of[role]]
+                for role, weight in weights.items()
+            ]
+        ).amax(0)
+        unit = (unit / LARGEST[self.dtype]).clamp_min(SMALLEST_SCALE)
+        scaled_weights = {
+            role: graph.add_constant(
+                f"{node.name}_{role}_{self.dtype}",
+                (weight * input_scales[inputs_of[role]] / unit.view(-1, 1, 1, 1)).float(),
+            )
+            for role, weight in weights.items()
+        }
+        scales = torch.tensor([input_scales.get("residual", 0.0), result_scale], device="cpu")
+        bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros_like(unit)
+        return scaled_weights | {
+            "bias": graph.add_constant(f"{node.name}_bias_{self.dtype}", bias.float()),
+            "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
+            "scales": graph.add_constant(f"{node.name}_scales", scales),
+        }

@@ -16,10 +16,10 @@ from escalade.engine.graph.forms import STORAGE, is_finite
 from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.lowering import FP8, FP32, NHWC, OWN
+from escalade.engine.nodes.lowering import FP32, NHWC, OWN
 from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import to_e4m3
+from escalade.ops.base import dtypes
 
 
 def check_finite_weights(graph: Graph) -> None:
@@ -158,8 +158,9 @@ class ConstantCache:
         tensor = graph.constants[entry.name]
         if not tensor.is_floating_point():
             return tensor.to(self._device).contiguous()
-        if entry.form == FP8:
-            return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
+        if entry.form in dtypes.QUANTIZED:
+            quantized = dtypes.stored_as(tensor.to(self._device), dtypes.STORAGE[entry.form])
+            return quantized.contiguous(memory_format=torch.channels_last)
         keeps_dtype = self._typed or (entry.form == OWN and tensor.dtype is torch.float64)
         dtype = torch.float32 if entry.form == FP32 else tensor.dtype if keeps_dtype else self._storage
         made = tensor.to(self._device, dtype)

@@ -14,9 +14,10 @@ from escalade.device.program import Program
 from escalade.device.recipe import Workspace
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes.lowering import FP8, FP32
+from escalade.engine.nodes.lowering import FP32
 from escalade.engine.plan.arena import Lifetime
 from escalade.engine.plan.step import ConstantForm, PlanStep, few_enough_launches
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice
 
@@ -96,7 +97,7 @@ class Plan:
 
     @property
     def constant_bytes(self) -> int:
-        sizes = {FP32: 4, FP8: 1}
+        sizes = {FP32: 4, **dict.fromkeys(QUANTIZED, 1)}
         storage = STORAGE[self.dtype].itemsize
         return sum(
             self.graph.constants[entry.name].numel() * sizes.get(entry.form, storage)

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph.forms import Form
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache, write_tensor
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
 from escalade.engine.plan.step import ConstantForm
-from escalade.ops.base.dtypes import E4M3, to_e4m3
+from escalade.ops.base.dtypes import QUANTIZED, stored_as
 
 _HOST = torch.device("cpu")
 
@@ -49,9 +48,9 @@ class ReferenceProgram:
                     for role, name in step.node.inputs.items()
                 }
                 result = compute(step.node, read, _HOST)
-                values[step.node.name] = _to_accumulator_dtype(
-                    _round(result, self.plan.forms[step.node.name])
-                )
+                rounded = stored_as(result, self.plan.forms[step.node.name].dtype)
+                is_quantized = bool(step.node.attributes.get("store"))
+                values[step.node.name] = rounded.float() if is_quantized else _to_accumulator_dtype(rounded)
             return [
                 self._constants[ConstantForm(name, OWN)] if name in graph.constants else values[name]
                 for name in graph.outputs
@@ -83,8 +82,9 @@ class ReferenceProgram:
 
     def _widened_constants(self) -> dict[ConstantForm, torch.Tensor]:
         return {
-            entry: _to_accumulator_dtype(self._constant_cache.get(entry, self.plan.graph))
+            entry: tensor.float() if entry.form in QUANTIZED else _to_accumulator_dtype(tensor)
             for entry in self.plan.constants
+            for tensor in [self._constant_cache.get(entry, self.plan.graph)]
         }
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
@@ -98,10 +98,6 @@ class ReferenceProgram:
             return self._constants[ConstantForm(name, OWN)]
         form = replace(self.plan.forms[name], pitch=0)  # there are no subbuffers here
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8, device=_HOST), 0)
-
-
-def _round(tensor: torch.Tensor, form: Form) -> torch.Tensor:
-    return to_e4m3(tensor) if form.dtype == E4M3 else tensor.to(form.dtype)
 
 
 def _to_accumulator_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ __device__ __forceinline__ Element finish(float sum, const Element* bias, int fi
     return from_float<Element>(activated<RESIDUAL, RELU>(sum, RESIDUAL ? to_float(residual[at]) : 0.f));
 }
 
-// FP8 epilogue. Values are stored as multiples of a scale: `scale` of the sum, `residual_scale` of the residual;
+// Epilogue of 8-bit types. Values are stored as multiples of a scale: `scale` of the sum, `residual_scale` of the residual;
 // `result_scale` is the reciprocal of the result's.
 template <bool BIAS, bool RESIDUAL, bool RELU>
 __device__ __forceinline__ float finish_scaled(float sum, float scale, float bias, float residual, float residual_scale,

@@ -260,13 +260,17 @@ __device__ __forceinline__ void hold(float (&accumulators)[COUNT]) {
     "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define REGISTERS_96_TO_115 \
     "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115"
-#define ACCUMULATORS_4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define ACCUMULATORS_8(i) ACCUMULATORS_4(i), ACCUMULATORS_4((i) + 4)
-#define ACCUMULATORS_32(i) \
-    ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
+#define ACCUMULATORS_OF_4(KIND, i) KIND(d[i]), KIND(d[(i) + 1]), KIND(d[(i) + 2]), KIND(d[(i) + 3])
+#define ACCUMULATORS_OF_8(KIND, i) ACCUMULATORS_OF_4(KIND, i), ACCUMULATORS_OF_4(KIND, (i) + 4)
+#define ACCUMULATORS_OF_32(KIND, i) \
+    ACCUMULATORS_OF_8(KIND, i), ACCUMULATORS_OF_8(KIND, (i) + 8), ACCUMULATORS_OF_8(KIND, (i) + 16), \
+        ACCUMULATORS_OF_8(KIND, (i) + 24)
+#define ACCUMULATORS_4(i) ACCUMULATORS_OF_4("+f", i)
+#define ACCUMULATORS_8(i) ACCUMULATORS_OF_8("+f", i)
+#define ACCUMULATORS_32(i) ACCUMULATORS_OF_32("+f", i)
 
-// Templates on a type that is always float: the compiler front end parses bodies of functions in any case, those of
-// templates only if instantiated. That halves what these cost every program.
+// Templates on a type that is always float (int for S8): the compiler front end parses bodies of functions in any case,
+// those of templates only if instantiated. That halves what these cost every program.
 //
 // d (+)= A * B^T over 32 bytes of K, DEPTH elements; d is overwritten if accumulate is 0. MAJORS: both operands
 // K-major, for types that allow others.
@@ -274,6 +278,9 @@ __device__ __forceinline__ void hold(float (&accumulators)[COUNT]) {
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n" N "k" DEPTH ".f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B \
     ", p, 1, 1" MAJORS ";\n}"
+#define WGMMA_S8(N, REGISTERS, A, B, P) \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" N "k32.s32.s8.s8 {" REGISTERS "}, " A ", " B ", p;\n}"
 
 #define DEFINE_WGMMA(NAME, DEPTH, TYPE, MAJORS) \
     template <class Sum> \
@@ -314,6 +321,31 @@ __device__ __forceinline__ void hold(float (&accumulators)[COUNT]) {
 DEFINE_WGMMA(wgmma, "16", "f16", ", 0, 0")
 DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")  // of fp32 elements; ignores the low 13 bits
 DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
+
+// Exact: s32 accumulators, which wrap around. N is a multiple of 16 (from 32 on); both operands are K-major.
+template <class Sum>
+__device__ __forceinline__ void wgmma_s8(Sum (&d)[32], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA_S8("64", REGISTERS_0, "%32", "%33", "%34")
+                 : ACCUMULATORS_OF_32("+r", 0) : "l"(a), "l"(b), "r"(accumulate));
+}
+template <class Sum>
+__device__ __forceinline__ void wgmma_s8(Sum (&d)[64], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA_S8("128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66")
+                 : ACCUMULATORS_OF_32("+r", 0), ACCUMULATORS_OF_32("+r", 32) : "l"(a), "l"(b), "r"(accumulate));
+}
+template <class Sum>
+__device__ __forceinline__ void wgmma_s8(Sum (&d)[96], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA_S8("192", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2, "%96", "%97", "%98")
+                 : ACCUMULATORS_OF_32("+r", 0), ACCUMULATORS_OF_32("+r", 32), ACCUMULATORS_OF_32("+r", 64)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+template <class Sum>
+__device__ __forceinline__ void wgmma_s8(Sum (&d)[128], u64 a, u64 b, u32 accumulate) {
+    asm volatile(WGMMA_S8("256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3, "%128", "%129", "%130")
+                 : ACCUMULATORS_OF_32("+r", 0), ACCUMULATORS_OF_32("+r", 32), ACCUMULATORS_OF_32("+r", 64),
+                   ACCUMULATORS_OF_32("+r", 96)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
 
 DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
 DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")  // A only

@@ -1,4 +1,4 @@
-// More wgmma widths than common/hopper.cuh: every multiple of 16 columns, and 248. For kernels whose tiles follow from
+// More wgmma widths than common/hopper.cuh: every multiple of 16 columns, and 248 (not of S8). For kernels whose tiles follow from
 // the image size.
 #pragma once
 
@@ -21,28 +21,34 @@
 #define FIRST_120 FIRST_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define FIRST_124 FIRST_120 ",%120,%121,%122,%123"
 
-#define SUMS_8 ACCUMULATORS_8(0)
-#define SUMS_16 SUMS_8, ACCUMULATORS_8(8)
-#define SUMS_24 SUMS_16, ACCUMULATORS_8(16)
-#define SUMS_32 SUMS_24, ACCUMULATORS_8(24)
-#define SUMS_40 SUMS_32, ACCUMULATORS_8(32)
-#define SUMS_48 SUMS_40, ACCUMULATORS_8(40)
-#define SUMS_56 SUMS_48, ACCUMULATORS_8(48)
-#define SUMS_64 SUMS_56, ACCUMULATORS_8(56)
-#define SUMS_72 SUMS_64, ACCUMULATORS_8(64)
-#define SUMS_80 SUMS_72, ACCUMULATORS_8(72)
-#define SUMS_88 SUMS_80, ACCUMULATORS_8(80)
-#define SUMS_96 SUMS_88, ACCUMULATORS_8(88)
-#define SUMS_104 SUMS_96, ACCUMULATORS_8(96)
-#define SUMS_112 SUMS_104, ACCUMULATORS_8(104)
-#define SUMS_120 SUMS_112, ACCUMULATORS_8(112)
-#define SUMS_124 SUMS_120, ACCUMULATORS_4(120)
+#define SUMS_8(KIND) ACCUMULATORS_OF_8(KIND, 0)
+#define SUMS_16(KIND) SUMS_8(KIND), ACCUMULATORS_OF_8(KIND, 8)
+#define SUMS_24(KIND) SUMS_16(KIND), ACCUMULATORS_OF_8(KIND, 16)
+#define SUMS_32(KIND) SUMS_24(KIND), ACCUMULATORS_OF_8(KIND, 24)
+#define SUMS_40(KIND) SUMS_32(KIND), ACCUMULATORS_OF_8(KIND, 32)
+#define SUMS_48(KIND) SUMS_40(KIND), ACCUMULATORS_OF_8(KIND, 40)
+#define SUMS_56(KIND) SUMS_48(KIND), ACCUMULATORS_OF_8(KIND, 48)
+#define SUMS_64(KIND) SUMS_56(KIND), ACCUMULATORS_OF_8(KIND, 56)
+#define SUMS_72(KIND) SUMS_64(KIND), ACCUMULATORS_OF_8(KIND, 64)
+#define SUMS_80(KIND) SUMS_72(KIND), ACCUMULATORS_OF_8(KIND, 72)
+#define SUMS_88(KIND) SUMS_80(KIND), ACCUMULATORS_OF_8(KIND, 80)
+#define SUMS_96(KIND) SUMS_88(KIND), ACCUMULATORS_OF_8(KIND, 88)
+#define SUMS_104(KIND) SUMS_96(KIND), ACCUMULATORS_OF_8(KIND, 96)
+#define SUMS_112(KIND) SUMS_104(KIND), ACCUMULATORS_OF_8(KIND, 104)
+#define SUMS_120(KIND) SUMS_112(KIND), ACCUMULATORS_OF_8(KIND, 112)
+#define SUMS_124(KIND) SUMS_120(KIND), ACCUMULATORS_OF_4(KIND, 120)
 
 #define DEFINE_WGMMA_OF_TYPE(NAME, DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
     template <class Sum> \
     __device__ __forceinline__ void NAME(Sum (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, N, FIRST_##REGISTERS, A, B, P) \
-                     : SUMS_##REGISTERS : "l"(a), "l"(b), "r"(accumulate)); \
+                     : SUMS_##REGISTERS("+f") : "l"(a), "l"(b), "r"(accumulate)); \
+    }
+#define DEFINE_WGMMA_S8(N, REGISTERS, A, B, P) \
+    template <class Sum> \
+    __device__ __forceinline__ void wgmma_s8(Sum (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
+        asm volatile(WGMMA_S8(N, FIRST_##REGISTERS, A, B, P) \
+                     : SUMS_##REGISTERS("+r") : "l"(a), "l"(b), "r"(accumulate)); \
     }
 #ifdef __CUDA_BF16_H__
 #define DEFINE_WGMMA_OF_BF16(...) \
@@ -51,11 +57,12 @@
 #else
 #define DEFINE_WGMMA_OF_BF16(...)
 #endif
-#define DEFINE_WGMMA_WIDTH(...) \
+#define DEFINE_WGMMA_OF_FLOATS(...) \
     DEFINE_WGMMA_OF_TYPE(wgmma, "16", "f16", ", 0, 0", __VA_ARGS__) \
     DEFINE_WGMMA_OF_TYPE(wgmma_tf32, "8", "tf32", "", __VA_ARGS__) \
     DEFINE_WGMMA_OF_TYPE(wgmma_rows_transposed, "16", "f16", ", 1, 0", __VA_ARGS__) \
     DEFINE_WGMMA_OF_BF16(__VA_ARGS__)
+#define DEFINE_WGMMA_WIDTH(...) DEFINE_WGMMA_OF_FLOATS(__VA_ARGS__) DEFINE_WGMMA_S8(__VA_ARGS__)
 
 DEFINE_WGMMA_WIDTH("16", 8, "%8", "%9", "%10")
 DEFINE_WGMMA_WIDTH("32", 16, "%16", "%17", "%18")
@@ -69,4 +76,4 @@ DEFINE_WGMMA_WIDTH("176", 88, "%88", "%89", "%90")
 DEFINE_WGMMA_WIDTH("208", 104, "%104", "%105", "%106")
 DEFINE_WGMMA_WIDTH("224", 112, "%112", "%113", "%114")
 DEFINE_WGMMA_WIDTH("240", 120, "%120", "%121", "%122")
-DEFINE_WGMMA_WIDTH("248", 124, "%124", "%125", "%126")
+DEFINE_WGMMA_OF_FLOATS("248", 124, "%124", "%125", "%126")

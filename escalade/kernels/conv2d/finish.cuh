@@ -1,9 +1,9 @@
 // Epilogue for kernels whose lanes hold adjacent filters or pixels in pairs:
-//   activated(sum + bias + residual); in FP8 bias and residual have scales of their own (common/epilogue.cuh)
+//   activated(sum + bias + residual); in 8 bits bias and residual have scales of their own (common/epilogue.cuh)
 //   HAS_MASK: mask > 0 ? sum : 0, the gradient of a ReLU; the mask is passed in place of the residual
 #pragma once
 
-#include "common/e4m3.cuh"
+#include "common/bytes.cuh"
 #include "common/epilogue.cuh"
 #include "common/pairs.cuh"
 
@@ -123,9 +123,7 @@ private:
     template <class Aux>
     __device__ __forceinline__ static float2 load_two(const Aux* from) {
         if constexpr (sizeof(Aux) == 1) {
-            u32 pairs[2];
-            e4m3x4_to_half2(pairs, *reinterpret_cast<const u16*>(from));
-            return unpack_half2(pairs[0]);
+            return unpack_bytes<Aux>(*reinterpret_cast<const u16*>(from));
         } else {
             const Pack<Aux, 2> pair = load_pack<Aux, 2>(from);
             return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
@@ -136,7 +134,7 @@ private:
 
     template <class Result>
     __device__ __forceinline__ static void store_two(Result* to, float low, float high) {
-        if constexpr (sizeof(Result) == 1) *reinterpret_cast<u16*>(to) = to_e4m3x2(low, high);
+        if constexpr (sizeof(Result) == 1) *reinterpret_cast<u16*>(to) = pack_bytes<Result>(low, high);
         else if constexpr (sizeof(Result) == 2) *reinterpret_cast<u32*>(to) = pack_pair<Result>(low, high);
         else *reinterpret_cast<float2*>(to) = make_float2(low, high);
     }

@@ -4,7 +4,7 @@
 // bytes per k: blocks of 64 k by 64 rows or columns, one after another. Both occupy the same bytes.
 #pragma once
 
-#include "common/e4m3.cuh"
+#include "common/bytes.cuh"
 #include "common/hopper.cuh"
 
 enum class MNMajor { none, rows, columns };  // the MN-major operand of the MMA
@@ -61,8 +61,17 @@ struct Product<e4m3> {
     }
 };
 
+template <>
+struct Product<s8> {
+    template <MNMajor MN_MAJOR, int N>
+    __device__ __forceinline__ static void add(int (&acc)[N], u64 rows, u64 columns, bool accumulate) {
+        static_assert(MN_MAJOR == MNMajor::none);
+        wgmma_s8(acc, rows, columns, accumulate);
+    }
+};
+
 // acc = rows * columns^T, or acc += it.
 template <class Element, MNMajor MN_MAJOR = MNMajor::none, int N>
-__device__ __forceinline__ void multiply(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
+__device__ __forceinline__ void multiply(typename SumOf<Element>::Type (&acc)[N], u64 rows, u64 columns, bool accumulate) {
     Product<Element>::template add<MN_MAJOR>(acc, rows, columns, accumulate);
 }

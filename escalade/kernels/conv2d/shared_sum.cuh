@@ -10,8 +10,19 @@
 #pragma once
 
 #include "common/hopper.cuh"
+#include "common/s8.cuh"
 
-template <int PIECES, int PARTS, int SHARERS>
+// Accumulators travel as bits of floats; integers are added as such, so their sum stays exact.
+__device__ __forceinline__ float as_bits(float sum) { return sum; }
+__device__ __forceinline__ float as_bits(int sum) { return __int_as_float(sum); }
+template <class Sum>
+__device__ __forceinline__ Sum of_bits(float bits);
+template <>
+__device__ __forceinline__ float of_bits<float>(float bits) { return bits; }
+template <>
+__device__ __forceinline__ int of_bits<int>(float bits) { return __float_as_int(bits); }
+
+template <int PIECES, int PARTS, int SHARERS, class Sum = float>
 struct SharedSum {
     static constexpr int PIECE_BYTES = 128 * 16, WARPS = 4;
     static constexpr int MOST = (PIECES + SPLITS - 1) / SPLITS;  // pieces per owner
@@ -57,15 +68,16 @@ struct SharedSum {
     }
 
     // Call after the cluster barrier. Without a cluster, a barrier of the warpgroups must follow.
-    __device__ __forceinline__ void push(const float* sums, int part) const {
+    __device__ __forceinline__ void push(const Sum* sums, int part) const {
         const u32 own = received + (part * 128 + threadIdx.x % 128) * 16;
         const int turn = shift(own_warp());
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
             const int slot = piece / SPLITS, owner = piece % SPLITS + turn;
             const u32 to = own + slot * PARTS * PIECE_BYTES;
-            const float* four = sums + 4 * piece;
-            const float4 value = make_float4(four[0], four[1], four[2], four[3]);
+            const Sum* four = sums + 4 * piece;
+            const float4 value =
+                make_float4(as_bits(four[0]), as_bits(four[1]), as_bits(four[2]), as_bits(four[3]));
             if constexpr (SPLITS > 1)
                 push_cluster(to, barriers + slot % SHARERS * 8, owner < SPLITS ? owner : owner - SPLITS, value);
             else store_shared(to, value);
@@ -78,7 +90,7 @@ struct SharedSum {
     }
 
     // Totals of up to AT_ONCE of a sharer's pieces, starting at number `start`.
-    __device__ __forceinline__ void add_up(float (&sums)[AT_ONCE][4], int sharer, int start) const {
+    __device__ __forceinline__ void add_up(Sum (&sums)[AT_ONCE][4], int sharer, int start) const {
         const u32 own = received + threadIdx.x % 128 * 16;
         float4 parts[AT_ONCE][PARTS];
 #pragma unroll
@@ -91,13 +103,15 @@ struct SharedSum {
                 }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            float4 sum = parts[i][0];
+            float4 four = parts[i][0];
+            sums[i][0] = of_bits<Sum>(four.x), sums[i][1] = of_bits<Sum>(four.y);
+            sums[i][2] = of_bits<Sum>(four.z), sums[i][3] = of_bits<Sum>(four.w);
 #pragma unroll
             for (int part = 1; part < PARTS; ++part) {
-                sum.x += parts[i][part].x, sum.y += parts[i][part].y;
-                sum.z += parts[i][part].z, sum.w += parts[i][part].w;
+                four = parts[i][part];
+                sums[i][0] += of_bits<Sum>(four.x), sums[i][1] += of_bits<Sum>(four.y);
+                sums[i][2] += of_bits<Sum>(four.z), sums[i][3] += of_bits<Sum>(four.w);
             }
-            sums[i][0] = sum.x, sums[i][1] = sum.y, sums[i][2] = sum.z, sums[i][3] = sum.w;
         }
     }
 };

@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 staging_address(u32 staging, int pixel, int filte
 
 // 16-bit results: two blocks of 8 columns at a time by stmatrix, transposed if columns are pixels.
 template <class Half>
-__device__ __forceinline__ void write_matrices(const float* acc, u32 staging, const Finish& finish, int first_filter) {
+__device__ __forceinline__ void write_matrices(const Sum* acc, u32 staging, const Finish& finish, int first_filter) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8;
 #pragma unroll
     for (int block = 0; block < 8; block += 2) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void write_matrices(const float* acc, u32 staging, co
         }
 #pragma unroll
         for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's 16; part / 2: second block
-            const float* pair = acc + 4 * (block + part / 2) + 2 * (part % 2);
+            const Sum* pair = acc + 4 * (block + part / 2) + 2 * (part % 2);
             const int low = SWAPPED ? 16 * warp + 8 * (part % 2) + lane / 4 : 8 * (block + part / 2) + 2 * (lane % 4);
             const FilterPair filters = SWAPPED ? finish.twice(first_filter + low) : finish.of(first_filter + low);
             packed[part] = finish.packed<Half>(pair[0], pair[1], filters, packed[part]);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void write_matrices(const float* acc, u32 staging, co
 }
 
 // 32-bit results, stored one by one: the lanes of a warp cover all banks.
-__device__ __forceinline__ void write_words(const float* acc, u32 staging, const Finish& finish, int first_filter) {
+__device__ __forceinline__ void write_words(const Sum* acc, u32 staging, const Finish& finish, int first_filter) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int block = 0; block < 8; ++block)
@@ -171,7 +171,7 @@ struct StagedWriter {
                 if (!BY_THREADS && copier) tma_store_wait_read<BUFFERS - 1>();
                 warpgroup_sync(consumer);
             }
-            const float* part = &acc[number / STAGING_TILES_PER_ATOM][number % STAGING_TILES_PER_ATOM * 32];
+            const Sum* part = &acc[number / STAGING_TILES_PER_ATOM][number % STAGING_TILES_PER_ATOM * 32];
             if constexpr (sizeof(Output) == 2) write_matrices<Output>(part, here, finish, at.filter);
             else write_words(part, here, finish, at.filter);
             if constexpr (BY_THREADS) {

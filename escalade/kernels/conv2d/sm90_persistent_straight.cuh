@@ -9,6 +9,14 @@
 constexpr bool PITCHED = false;  // y_pitch > 0
 #endif
 
+// 1-byte results are stored, and residuals loaded, 8 at a time.
+constexpr bool BY_EIGHT = sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0 && PARTS == 1;
+struct Residuals {
+    uint2 of[BY_EIGHT ? COLUMNS / 32 : 1][ATOMS][2];
+};
+
+constexpr u32 LOW_HALVES = 0x5410, HIGH_HALVES = 0x7632;  // of two words, for __byte_perm
+
 // In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
 // of a row store 8 consecutive elements.
 struct Writer {
@@ -35,9 +43,28 @@ struct Writer {
         return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
     }
 
-    __device__ __forceinline__ void store(const Accumulators& acc, int warp_pixel, int first_filter) const {
-        if constexpr (sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0) {
-            store_bytes(acc, warp_pixel, first_filter);
+    // Call before the mainloop, which hides the latency. Other results load their residuals when they are stored.
+    __device__ __forceinline__ void load(Residuals& residuals, int warp_pixel, int first_filter) const {
+        if constexpr (BY_EIGHT && HAS_RESIDUAL) {
+            const int lane = threadIdx.x % 32;
+#pragma unroll
+            for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
+                    const Element* from = finish.residual + offset(pixel) + first_filter + lane % 4 * 8;
+#pragma unroll
+                    for (int j = 0; j < COLUMNS / 32; ++j)
+                        residuals.of[j][i][half] =
+                            pixel < pixels ? *reinterpret_cast<const uint2*>(from + j * 32) : make_uint2(0, 0);
+                }
+        }
+    }
+
+    __device__ __forceinline__ void store(const Accumulators& acc, const Residuals& residuals, int warp_pixel,
+                                          int first_filter) const {
+        if constexpr (BY_EIGHT) {
+            store_bytes<Output>(acc, residuals, warp_pixel, first_filter);
             return;
         }
         const int lane = threadIdx.x % 32;
@@ -61,8 +88,11 @@ struct Writer {
         }
     }
 
-    // 1-byte results: four lanes exchange 32 filters, so that each stores 8 consecutive ones.
-    __device__ __forceinline__ void store_bytes(const Accumulators& acc, int warp_pixel, int first_filter) const {
+    // 1-byte results: four lanes exchange 32 filters, so that each loads and stores 8 consecutive ones. A template
+    // because wider results have no pairs of bytes.
+    template <class Byte>
+    __device__ __forceinline__ void store_bytes(const Accumulators& acc, const Residuals& residuals, int warp_pixel,
+                                                int first_filter) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; j += 4) {
@@ -74,32 +104,39 @@ struct Writer {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                    const long long at = offset(pixel) + first_filter + j * 8;
-                    u32 codes[4] = {};
+                    uint2 added = make_uint2(0, 0);
+                    if (HAS_RESIDUAL) {
+                        const uint2 eight = residuals.of[j / 4][i][half];
+                        added = exchanged({eight.x, eight.x >> 16, eight.y, eight.y >> 16});
+                    }
+                    u32 codes[4];
 #pragma unroll
                     for (int b = 0; b < 4; ++b) {
-                        if (pixel >= pixels) continue;
-                        const float* two = &acc[i][(j + b) * 4 + half * 2];
-                        const float2 results = finish.both(two[0], two[1], pairs[b], at + b * 8 + lane % 4 * 2);
-                        codes[b] = to_e4m3x2(results.x, results.y);
+                        const Sum* two = &acc[i][(j + b) * 4 + half * 2];
+                        const u32 other = (b < 2 ? added.x : added.y) >> b % 2 * 16;
+                        const float2 aux = HAS_RESIDUAL ? unpack_bytes<Byte>(other) : make_float2(0.f, 0.f);
+                        const float2 results = finish.values(make_float2(two[0], two[1]), pairs[b], aux);
+                        codes[b] = pack_bytes<Byte>(results.x, results.y);
                     }
                     const uint2 eight = exchanged(codes);
-                    if (pixel < pixels) *reinterpret_cast<uint2*>(y + at + lane % 4 * 8) = eight;
+                    if (pixel < pixels)
+                        *reinterpret_cast<uint2*>(y + offset(pixel) + first_filter + j * 8 + lane % 4 * 8) = eight;
                 }
         }
     }
 
-    // 4x4 transpose across four lanes: each holds one 16-bit part of four rows and receives row lane % 4, its parts in
-    // lane order.
+    // 4x4 transpose across four lanes: each holds one 16-bit part of four rows (in low halves) and receives row
+    // lane % 4, its parts in lane order. It is its own inverse.
     __device__ __forceinline__ static uint2 exchanged(const u32 (&parts)[4]) {
         const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
-        const u32 low = parts[0] | parts[1] << 16, high = parts[2] | parts[3] << 16;
+        const u32 low = __byte_perm(parts[0], parts[1], LOW_HALVES), high = __byte_perm(parts[2], parts[3], LOW_HALVES);
         const u32 kept = upper ? high : low, got = __shfl_xor_sync(ALL_LANES, upper ? low : high, 2);
         const u32 near = upper ? got : kept, far = upper ? kept : got;  // from lanes 0 or 1; from lanes 2 or 3
-        const u32 firsts = (near & 0xFFFF) | far << 16, seconds = near >> 16 | (far & 0xFFFF0000);
+        const u32 firsts = __byte_perm(near, far, LOW_HALVES), seconds = __byte_perm(near, far, HIGH_HALVES);
         const u32 other = __shfl_xor_sync(ALL_LANES, odd ? firsts : seconds, 1);
         const u32 even_lanes = odd ? other : firsts, odd_lanes = odd ? seconds : other;
-        return make_uint2((even_lanes & 0xFFFF) | odd_lanes << 16, even_lanes >> 16 | (odd_lanes & 0xFFFF0000));
+        return make_uint2(__byte_perm(even_lanes, odd_lanes, LOW_HALVES),
+                          __byte_perm(even_lanes, odd_lanes, HIGH_HALVES));
     }
 
     // Each warpgroup pushes its part of the accumulators and stores the pieces it owns.
@@ -121,7 +158,7 @@ struct Writer {
             for (int i = 0; i < Parts::AT_ONCE; ++i)
                 if (start + i < count) pairs[i] = finish.of(filter_of(parts.piece(sharer, start + i)));
             parts.wait(sharer);
-            float totals[Parts::AT_ONCE][4];
+            Sum totals[Parts::AT_ONCE][4];
             parts.add_up(totals, sharer, start);
 #pragma unroll
             for (int i = 0; i < Parts::AT_ONCE; ++i) {

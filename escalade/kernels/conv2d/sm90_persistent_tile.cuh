@@ -6,7 +6,7 @@
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;                  // windows.dtype
 using Output = float;                   // epilogue.output
-using Bias = float;                     // "fp32" if windows.dtype == "fp8" else epilogue.output
+using Bias = float;                     // "fp32" if windows.element_bytes == 1 else epilogue.output
 constexpr int WG_PIXELS = 64;           // config.warpgroup_tile[0]
 constexpr int WG_FILTERS = 64;          // config.warpgroup_tile[1]
 constexpr int SHARE = 0;                // share: of two warpgroups: 0 ping-pong, 1 pixels, 2 filters, 3 depth
@@ -68,11 +68,12 @@ static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT),
               "MN-major weights come in blocks of 64 filters");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
-using Accumulators = float[ATOMS][COLUMNS / 2];
+using Sum = SumOf<Element>::Type;
+using Accumulators = Sum[ATOMS][COLUMNS / 2];
 
 // Pieces of 64 pixels by 8 filters. With SHARE 3 both warpgroups hold parts of the same accumulators, else each its
 // own.
-using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1>;
+using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1, Sum>;
 constexpr int PARTS_BYTES = (DEPTH ? 1 : 2) * Parts::BYTES;
 static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "the exchange reuses the ring");
 

@@ -1,13 +1,14 @@
-// y[i] = e4m3(x[i] * factor[0])
+// y[i] = x[i] * factor[0], rounded to nearest and saturated
 //
 // 16 bytes per load, PACKS in flight per thread before the first is used, and as many elements per store. Limiter:
 // memory, each element is read and written once.
 //
 // Rung: `vectorised`.
-#include "common/e4m3.cuh"
+#include "common/bytes.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;        // problem.dtype
+using Output = e4m3;         // problem.output
 constexpr int PACKS = 4;      // config.packs: loads in flight per thread
 constexpr int THREADS = 256;  // config.threads
 #endif
@@ -15,7 +16,7 @@ constexpr int THREADS = 256;  // config.threads
 constexpr int VECTOR = 16 / sizeof(Element);
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_vectorised(const Element* x, const float* factor, e4m3* y, long long elements) {
+    quantise_vectorised(const Element* x, const float* factor, Output* y, long long elements) {
     wait_for_previous_launch();
     const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
@@ -34,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float scaled[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) scaled[e] = to_float(values[i].at[e]) * times;
-        Pack<e4m3, VECTOR> codes;
+        Pack<Output, VECTOR> codes;
         from_floats(codes, scaled);
         store_pack(y + pack * VECTOR, codes);
     }
 
     const long long last = whole * VECTOR + threadIdx.x;
-    if (blockIdx.x == 0 && last < elements) y[last] = from_float<e4m3>(to_float(x[last]) * times);
+    if (blockIdx.x == 0 && last < elements) y[last] = from_float<Output>(to_float(x[last]) * times);
 }

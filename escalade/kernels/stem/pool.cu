@@ -7,13 +7,15 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;     // problem.storage
+using Output = float;      // problem.stored
 constexpr int VECTOR = 4;  // vector
 #endif
 
+#include "common/bytes.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
-extern "C" __global__ void stem_pool(const Element* __restrict__ x, Element* __restrict__ y, int height, int width,
+extern "C" __global__ void stem_pool(const Element* __restrict__ x, Output* __restrict__ y, int height, int width,
                                      int filters, int output_height, int output_width, int kernel, int stride,
                                      int padding, long long outputs) {
     wait_for_previous_launch();
@@ -39,8 +41,13 @@ extern "C" __global__ void stem_pool(const Element* __restrict__ x, Element* __r
                 if (value > maxima[e] || value != value) maxima[e] = value;  // NaN sticks: nothing is greater
             }
         }
-    Pack<Element, VECTOR> results;
+    if constexpr (sizeof(Output) == 1) {  // packs of bytes are whole words
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(maxima[e]);
-    store_pack(y + at, results);
+        for (int e = 0; e < VECTOR; ++e) y[at + e] = from_float<Output>(maxima[e]);
+    } else {
+        Pack<Element, VECTOR> results;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(maxima[e]);
+        store_pack(reinterpret_cast<Element*>(y + at), results);
+    }
 }

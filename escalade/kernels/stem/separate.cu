@@ -4,17 +4,19 @@
 // time it is used. Limiter: loads, one of w and (a broadcast) one of x per multiply-add.
 //
 // Rung: `separate`. Read shape.cuh (sizes, pixel access).
+#include "common/bytes.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Output = float;            // problem.storage if problem.pool else problem.stored
 constexpr bool HAS_RELU = true;  // problem.relu
 #endif
 
 extern "C" __global__ void stem_separate(const Source* __restrict__ x, const Element* __restrict__ weight,
                                        const Element* __restrict__ bias, const float* __restrict__ scale,
-                                       const float* __restrict__ shift, Element* __restrict__ y, StemShape shape) {
+                                       const float* __restrict__ shift, Output* __restrict__ y, StemShape shape) {
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     const long long outputs = 1LL * shape.batch * shape.conv_height * shape.conv_width * shape.filters;
@@ -42,5 +44,6 @@ extern "C" __global__ void stem_separate(const Source* __restrict__ x, const Ele
                 sum += to_float(rounded) * to_float(weights[c * taps + r * shape.filter_width + s]);
             }
         }
-    y[at] = finish<true, false, HAS_RELU, Element>(sum, bias, filter, nullptr, 0);
+    const Element rounded = finish<true, false, HAS_RELU, Element>(sum, bias, filter, nullptr, 0);
+    y[at] = from_float<Output>(to_float(rounded));
 }

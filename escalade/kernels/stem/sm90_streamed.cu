@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply_row(Writer::Accumulators& acc, const u3
 }
 
 // Consumer warpgroup. Both take the same number of turns, with or without a row.
-__device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ packed, Element* __restrict__ y,
+__device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ packed, Output* __restrict__ y,
                                          int stream, Range range, int turns, const StemShape& shape) {
     const int block = blockIdx.y * 4 + threadIdx.x / 32 % 4;  // of 16 filters
     u32 weights[STEPS][4];
@@ -293,7 +293,7 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     stem_sm90_streamed(const Source* __restrict__ x, const u32* __restrict__ packed, const Element*,
-                       const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
+                       const float* __restrict__ scale, const float* __restrict__ shift, Output* __restrict__ y,
                        StemShape shape, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is warp-uniform

@@ -55,7 +55,7 @@ __device__ __forceinline__ void multiply_existing_taps(Writer::Accumulators& acc
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     stem_sm90_warpgroup(const Source* __restrict__ x, const u32* __restrict__ packed, const Element* __restrict__ bias,
-                        const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
+                        const float* __restrict__ scale, const float* __restrict__ shift, Output* __restrict__ y,
                         StemShape shape) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Pixel* staged = reinterpret_cast<Pixel*>(shared_memory);

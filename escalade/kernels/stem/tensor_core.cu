@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_pixels(u32 (&b)[STEPS_IN_ROW][2], const Pix
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     stem_tensor_core(const Source* __restrict__ x, const u32* __restrict__ packed, const Element* __restrict__ bias,
-                     const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
+                     const float* __restrict__ scale, const float* __restrict__ shift, Output* __restrict__ y,
                      StemShape shape, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Pixel* staged = shared_part(reinterpret_cast<Pixel*>(shared_memory), STAGED_ROWS * STAGED_COLUMNS);

@@ -5,16 +5,19 @@
 // adjacent in y (pack.cu). So a pooling window of stride 2 has two of its columns in one lane and at most one in the
 // adjacent lane: pooling takes one shuffle per 8 pixels, and no smem.
 //
-// The prelude of the including file defines, besides the needs of shape.cuh, Element, HAS_RELU, FILTERS, POOL (0: none,
+// The prelude of the including file defines, besides the needs of shape.cuh, Element, Output, HAS_RELU, FILTERS, POOL (0: none,
 // 2: 2x2 stride 2, 3: 3x3 stride 2 padding 1), COLUMNS (of the convolution, a multiple of 8), HALO (adjacent tiles
 // overlap by a column: pooling, several tiles per row of y) and MASK_COLUMNS (tiles exceed the edge).
 #pragma once
 
+#include "common/bytes.cuh"
 #include "common/epilogue.cuh"
+#include "common/pairs.cuh"
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Output = float;                 // problem.stored
 constexpr bool HAS_RELU = false;      // problem.relu
 constexpr int FILTERS = 1;            // problem.filters
 constexpr int POOL = 0;               // tiling.pool
@@ -94,7 +97,7 @@ struct RowWriter {
     using Accumulators = float[COLUMN_BLOCKS][BLOCKS][4];
 
     const StemShape& shape;
-    Element* y;  // this lane's first filter of the image's first pixel
+    Output* y;  // this lane's first filter of the image's first pixel
     float bias[BLOCKS][2];
     int first_column;                 // of y, this lane's in the first column block
     int column_offset, column_limit;  // column i of y belongs to the tile if i - column_offset is in [0, column_limit)
@@ -102,7 +105,7 @@ struct RowWriter {
     u32 maxima[COLUMN_BLOCKS][BLOCKS];
 
     // `filter` is the warp's first.
-    __device__ __forceinline__ RowWriter(const StemShape& shape, const Tile& tile, Element* out, const Element* biases,
+    __device__ __forceinline__ RowWriter(const StemShape& shape, const Tile& tile, Output* out, const Element* biases,
                                          int filter)
         : shape(shape) {
         const int lane = threadIdx.x % 32, group = lane / 4;
@@ -188,12 +191,26 @@ private:
     }
 
     __device__ __forceinline__ void store(const u32 (&pairs)[BLOCKS], int row, int offset) {
-        Pack<u32, BLOCKS> pack;
+        Output* pixel = y + (row * shape.output_width + first_column) * FILTERS + offset * FILTERS;
+        if (inside(first_column - column_offset + offset, column_limit)) store_pairs(pixel, pairs);
+    }
+
+    template <class Stored>
+    __device__ __forceinline__ static void store_pairs(Stored* pixel, const u32 (&pairs)[BLOCKS]) {
+        if constexpr (sizeof(Stored) == 1) {
+            Pack<u16, BLOCKS> pack;
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) pack.at[b] = pairs[b];
-        Element* pixel = y + (row * shape.output_width + first_column) * FILTERS + offset * FILTERS;
-        if (inside(first_column - column_offset + offset, column_limit))
+            for (int b = 0; b < BLOCKS; ++b) {
+                const float2 two = unpack_pair<Element>(pairs[b]);
+                pack.at[b] = static_cast<u16>(pack_bytes<Stored>(two.x, two.y));
+            }
+            store_pack(reinterpret_cast<u16*>(pixel), pack);
+        } else {
+            Pack<u32, BLOCKS> pack;
+#pragma unroll
+            for (int b = 0; b < BLOCKS; ++b) pack.at[b] = pairs[b];
             store_pack(reinterpret_cast<u32*>(pixel), pack);
+        }
     }
 };
 

@@ -1,6 +1,6 @@
 """Element types: our names, PyTorch's storage types, and their CUDA types.
 
-`tf32` is fp32 storage multiplied in TF32; `fp8` is E4M3.
+`tf32` is fp32 storage multiplied in TF32; `fp8` is E4M3; `int8` holds integers times a scale.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from escalade.device.sources import C_TYPES, Type
 from escalade.errors import UnsupportedError
 
 E4M3 = torch.float8_e4m3fn
-E4M3_LARGEST = 448.0
+LARGEST = {"fp8": 448.0, "int8": 127.0}
+"""Quantized dtypes of one byte, and the largest magnitude of each that scales are chosen for."""
+QUANTIZED = tuple(LARGEST)
 
 STORAGE = {
     "fp32": torch.float32,
@@ -19,6 +21,7 @@ STORAGE = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8": E4M3,
+    "int8": torch.int8,
     "uint8": torch.uint8,
 }
 ELEMENT_BYTES = {name: storage.itemsize for name, storage in STORAGE.items()}
@@ -60,4 +63,16 @@ def to_e4m3(values: torch.Tensor) -> torch.Tensor:
 
     The clamp is explicit because overflow gives NaN or 448 depending on the PyTorch version.
     """
-    return values.float().clamp(-E4M3_LARGEST, E4M3_LARGEST).to(E4M3)
+    return values.float().clamp(-LARGEST["fp8"], LARGEST["fp8"]).to(E4M3)
+
+
+def to_int8(values: torch.Tensor) -> torch.Tensor:
+    """Round to nearest even, saturating at -128 and 127; NaN becomes -128."""
+    return values.float().round().clamp(-128, 127).nan_to_num(-128).to(torch.int8)
+
+
+def stored_as(values: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
+    """Return the values in a storage type, rounded and saturated as kernels do."""
+    if storage == torch.int8 and values.is_floating_point():
+        return to_int8(values)
+    return to_e4m3(values) if storage == E4M3 else values.to(storage)

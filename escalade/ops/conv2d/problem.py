@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, QUANTIZED
 from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
@@ -18,7 +18,7 @@ from escalade.ops.max_pool2d import require_bytes_for_places
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import LAYOUTS
 
-DTYPES = (*MULTIPLIED, "fp8")
+DTYPES = (*MULTIPLIED, *QUANTIZED)
 OUTPUTS = ("", "fp16")
 
 
@@ -27,11 +27,12 @@ class Conv2dProblem(Named):
     """y = relu(conv2d(x, weight) + conv2d(shortcut, shortcut_weight) + bias + residual); only the first is required.
 
     `dtype` is the storage type of x, weight, bias, residual and y; `tf32` means fp32 storage with TF32 products.
-    Accumulators are always fp32. Weights are [K][C/groups][R][S] in layout `nchw`, [K][R][S][C/groups] in `nhwc`.
+    Accumulators are fp32, in `int8` s32. Weights are [K][C/groups][R][S] in layout `nchw`, [K][R][S][C/groups] in
+    `nhwc`.
 
-    `fp8` (e4m3) adds fp32 inputs `scale` and `scales`, and its bias is fp32:
-    y = relu(sum * scale[filter] + bias[filter] + residual * scales[0]) * scales[1]. y is rounded to nearest and
-    clamped to ±448, or stored as fp16 with `output="fp16"`.
+    The quantized dtypes `fp8` (e4m3) and `int8` add fp32 inputs `scale` and `scales`, and their bias is fp32:
+    y = relu(sum * scale[filter] + bias[filter] + residual * scales[0]) * scales[1]. y is rounded to nearest (ties to
+    even) and saturated (at ±448; at -128 and 127), or stored as fp16 with `output="fp16"`.
 
     The shortcut is a second image of `shortcut_channels` channels (0 for none), convolved with a 1x1 filter without
     padding: the downsampling branch of a ResNet block.
@@ -201,6 +202,10 @@ class Conv2dProblem(Named):
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED
+
+    @property
     def dense(self) -> Conv2dProblem:
         """The problem without pitches, by which configs that do not depend on them are cached."""
         return self._unpitched if self.x_pitch or self.y_pitch else self
@@ -271,7 +276,7 @@ class Conv2dProblem(Named):
         images = self.touched_elements + self.touched_shortcut_elements
         weights = self.weight_elements + self.filters * self.shortcut_channels
         residual = self.output_elements if self.residual else 0
-        scaled = self.dtype == "fp8"
+        scaled = self.is_quantized
         bias = (self.filters if self.bias else 0) * (4 if scaled else self.element_bytes)
         scales = 4 * (self.filters + 2) if scaled else 0
         return (

@@ -67,6 +67,8 @@ SMALL_PROBLEMS = (
             shortcut_channels=40, shortcut_stride=2, shortcut_size=(13, 14)),
     _SQUARE(32, 48, 5, 3, batch=2, dtype="fp8", layout="nhwc", bias=True, residual=True, relu=True, output="fp16"),
     _SQUARE(16, 32, 7, 3, batch=1, dtype="fp8", layout="nhwc", stride=2),
+    _SQUARE(32, 64, 5, 3, batch=2, dtype="int8", layout="nhwc", bias=True, residual=True, relu=True),
+    _SQUARE(160, 48, 6, 3, batch=1, dtype="int8", layout="nhwc", stride=2, bias=True, output="fp16"),
     _SQUARE(48, 80, 4, 3, batch=1, dtype="fp8", layout="nhwc", residual=True, relu=True,
             shortcut_channels=80, shortcut_stride=2, output="fp16"),
     _SQUARE(64, 64, 6, 3, batch=2, dtype="fp16", layout="nhwc", bias=True, relu=True, x_pitch=96, y_pitch=144),

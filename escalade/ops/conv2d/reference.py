@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
+from escalade.ops.base.dtypes import STORAGE, stored_as
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.batch_statistics import for_training, running_statistics
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -18,23 +18,27 @@ from escalade.ops.max_pool2d import peer as max_pool2d_peer
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import MEMORY_FORMAT
 
+INT8_SPREAD = 40.0
+"""Standard deviation of random integers: a few of them saturate."""
+
 
 def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Return normal deviates, weights scaled to keep outputs of order one; in FP8 `scale` does that instead.
+    """Return normal deviates, weights scaled to keep outputs of order one; in 8 bits `scale` does that instead.
 
     Problems with `places` get small integers: sums are then exact in any order, so the argmax does not depend on
     rounding.
     """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
+    spread = INT8_SPREAD if p.dtype == "int8" else 1.0
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
         values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
         values = values.round_().clamp_(-2, 2) if p.places else values.mul_(scale)
-        values = values.to(STORAGE[p.dtype])
+        values = stored_as(values * spread if len(size) == 4 else values, STORAGE[p.dtype])
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
 
-    scaled = p.dtype == "fp8"
+    scaled = p.is_quantized
     scale = 1.0 if scaled else p.depth**-0.5
     inputs = {
         "x": normal(p.batch, p.channels, p.height, p.width),
@@ -52,9 +56,9 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
     if p.statistics:
         inputs |= running_statistics(p.statistics, generator)
     if scaled:
-        spread = torch.rand(p.filters, generator=generator, device=device).add_(0.5)
-        inputs["scale"] = spread * p.depth**-0.5
-        inputs["scales"] = torch.tensor([0.75, 5.0], device=device)
+        factor = torch.rand(p.filters, generator=generator, device=device).add_(0.5)
+        inputs["scale"] = factor * p.depth**-0.5 / spread**2
+        inputs["scales"] = torch.tensor([0.75 / spread, 5.0 if p.dtype == "fp8" else spread], device=device)
     return inputs
 
 
@@ -87,7 +91,7 @@ def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> lis
     p = problem
     convolved = [
         F.conv2d(
-            inputs["x"], inputs["weight"], None if p.dtype == "fp8" else inputs.get("bias"), p.stride, p.padding,
+            inputs["x"], inputs["weight"], None if p.is_quantized else inputs.get("bias"), p.stride, p.padding,
             p.dilation, p.groups,
         )
     ]  # fmt: skip
@@ -99,7 +103,7 @@ def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> lis
 def _finish(
     problem: Conv2dProblem, terms: list[torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    if problem.dtype == "fp8":
+    if problem.is_quantized:
         return _finish_scaled(problem, terms, inputs)
     y, *others = terms
     for other in others:
@@ -125,13 +129,15 @@ def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
     """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU.
 
     The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits. PyTorch
-    has no FP8 convolution anywhere: it is computed in fp32 and rounded.
+    has no FP8 convolution anywhere: it is computed in fp32 and rounded; so is INT8, with sums in float64.
     """
     y = _compute_as_peer(problem, inputs)
-    return to_e4m3(y) if STORAGE[problem.stored] == E4M3 else y.to(STORAGE[problem.stored])
+    return stored_as(y, STORAGE[problem.stored])
 
 
 def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if problem.dtype == "int8":
+        return compute(problem, {name: tensor.double() for name, tensor in inputs.items()}).float()
     if problem.dtype == "fp8":
         wide = {name: tensor.float() for name, tensor in inputs.items()}
         return with_cudnn("fp32", lambda: compute(problem, wide))

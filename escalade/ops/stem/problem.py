@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, QUANTIZED
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -31,14 +31,15 @@ class StemProblem(FilteredImages, Named):
 
     x is the image as the caller has it: `source` and `source_layout`. Pixels are normalized in fp32 and rounded to
     `dtype`, the storage type of weights [K][C][R][S], bias and y (`tf32` as fp32); padding is zero *after*
-    normalization. Accumulators are fp32. y is NHWC.
+    normalization. Accumulators are fp32. y is NHWC. With an `output` of fp8 or int8, y is rounded from `dtype` to that
+    type and saturated; weights and bias include its scale.
     """
 
     NAME: ClassVar = NamePattern(
         "stem",
         "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}]"
         "_{source:uint8|fp32|fp16|bf16}_{source_layout:nchw|nhwc}_b{batch}{normalise?_norm}{relu?_relu}[_pool{pool}]"
-        + activation.IN_NAME,
+        "[_out{output:fp8|int8}]" + activation.IN_NAME,
         {"padding": lambda p: (p.filter_height // 2, p.filter_width // 2)},
         pool=Codec(
             r"\d+s\d+p\d+",
@@ -58,6 +59,8 @@ class StemProblem(FilteredImages, Named):
     layout: str = "nhwc"
     activation: str = ""
     """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
+    output: str = ""
+    """Storage type of y, fp8 or int8; empty for that of weights and bias."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -87,8 +90,13 @@ class StemProblem(FilteredImages, Named):
 
     @property
     def storage(self) -> str:
-        """Storage type of weights, bias and y."""
+        """Storage type of weights and bias."""
         return "fp32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def stored(self) -> str:
+        """Storage type of y."""
+        return self.output or self.storage
 
     @property
     def touched_pixels(self) -> int:
@@ -105,14 +113,16 @@ class StemProblem(FilteredImages, Named):
     @property
     def bytes(self) -> int:
         image = self.touched_elements * ELEMENT_BYTES[self.source]
-        stored = self.weight_elements + self.filters + self.output_elements
-        return image + stored * ELEMENT_BYTES[self.storage] + (8 * self.channels if self.normalise else 0)
+        result = self.output_elements * ELEMENT_BYTES[self.stored]
+        weights = (self.weight_elements + self.filters) * ELEMENT_BYTES[self.storage]
+        return image + weights + result + (8 * self.channels if self.normalise else 0)
 
 
 def _check(p: StemProblem) -> None:
     check_problem("stem", p, MULTIPLIED, ("nhwc",))
     require("stem", "source", p.source, SOURCES)
     require("stem", "source layout", p.source_layout, LAYOUTS)
+    require("stem", "output", p.output, ("", *QUANTIZED))
     require_at_least(0, {"padding": min(p.padding)})
     require_at_least(
         1,

@@ -28,6 +28,8 @@ SMALL_PROBLEMS = (
     StemProblem(1, 4, 12, 9, 48, 5, 5, (1, 1), (2, 2), "fp32", "nhwc", pool=(3, 2, 1)),
     StemProblem(1, 3, 16, 17, 80, 5, 3, (3, 1), (0, 2), "bf16", "nchw", True, relu=False),
     StemProblem(1, 1, 15, 18, 32, 8, 8, (2, 2), (0, 0), "fp32", pool=(3, 3, 1)),
+    StemProblem(1, 3, 20, 37, 64, 7, 7, (2, 2), (3, 3), "uint8", "nchw", True, pool=(3, 2, 1), output="int8"),
+    StemProblem(1, 3, 9, 18, 32, 3, 3, (2, 2), (1, 1), "fp16", "nhwc", relu=False, output="int8"),
     StemProblem(1, 3, 13, 14, 10, 9, 11, (2, 1), (4, 5), "uint8", normalise=True, pool=(3, 1, 0)),
 )
 """Tested on the twin: every source, layout and pooling, odd sizes, non-square filters and all widths of a step."""

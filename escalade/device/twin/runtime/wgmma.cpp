@@ -46,7 +46,9 @@ struct Operand {
     }
 };
 
-int bytes_of(Element element) { return element == Element::tf32 ? 4 : element == Element::e4m3 ? 1 : 2; }
+int bytes_of(Element element) {
+    return element == Element::tf32 ? 4 : element == Element::e4m3 || element == Element::s8 ? 1 : 2;
+}
 
 int elements(Element element, const unsigned char* chunk, float* values) {  // of 16 bytes
     if (element == Element::tf32) {
@@ -59,6 +61,10 @@ int elements(Element element, const unsigned char* chunk, float* values) {  // o
     }
     if (element == Element::e4m3) {
         for (int i = 0; i < CHUNK_BYTES; ++i) values[i] = from_e4m3(chunk[i]);
+        return CHUNK_BYTES;
+    }
+    if (element == Element::s8) {
+        for (int i = 0; i < CHUNK_BYTES; ++i) values[i] = int8_t(chunk[i]);
         return CHUNK_BYTES;
     }
     for (int i = 0; i < 8; ++i) {
@@ -140,7 +146,12 @@ void apply(const Fragment& fragment) {
         for (int block = 0; block < product.n / 8; ++block)
             for (int i = 0; i < 2; ++i) {
                 float& d = fragment.d[4 * block + 2 * half + i];
-                d = values[8 * block + i] + (fragment.accumulate ? d : 0.f);
+                if (product.element == Element::s8) {  // 32 products of 14 bits: exact in fp32; sums wrap around
+                    const u32 sum = fragment.accumulate ? __builtin_bit_cast(u32, d) : 0;
+                    d = __builtin_bit_cast(float, u32(int(values[8 * block + i])) + sum);
+                } else {
+                    d = values[8 * block + i] + (fragment.accumulate ? d : 0.f);
+                }
             }
     }
     ++product.taken;

@@ -14,6 +14,7 @@ from escalade.device.recipe import (
     WeightsReady,
     Workspace,
 )
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -78,8 +79,8 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
         return self.products == 1
 
     @property
-    def supports_fp8(self) -> bool:
-        return "fp8" in self.dtypes
+    def quantized_dtypes(self) -> tuple[str, ...]:
+        return tuple(dtype for dtype in QUANTIZED if dtype in self.dtypes)
 
     def refusal(self, problem: Conv2dProblem) -> str | None:
         here = self.card.architecture

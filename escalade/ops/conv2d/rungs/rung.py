@@ -19,9 +19,9 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         return False
 
     @property
-    def supports_fp8(self) -> bool:
-        """True if the kernel multiplies e4m3 and applies scales."""
-        return False
+    def quantized_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of one byte that the kernel multiplies, with scales."""
+        return ()
 
     @property
     def supports_prologue(self) -> bool:
@@ -58,8 +58,8 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
             return reason
         if problem.shortcut_channels and not self.supports_shortcut:
             return f"{self.name} supports no shortcut; this one has {problem.shortcut_channels} channels"
-        if problem.dtype == "fp8" and not self.supports_fp8:
-            return f"{self.name} does not support fp8; persistent and fused_epilogue do"
+        if problem.is_quantized and problem.dtype not in self.quantized_dtypes:
+            return f"{self.name} does not support {problem.dtype}; persistent does"
         if problem.prologue and not self.supports_prologue:
             return f"{self.name} supports no prologue, not {problem.prologue!r}"
         if problem.pools and not self.supports_pool:
@@ -68,12 +68,14 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
             return f"{self.name} supports maxima in pools, not means"
         if activation.vectors_of(problem.activation) and not self.supports_vectors:
             return f"{self.name} supports activations of x and residual, not {problem.activation!r}"
-        if problem.statistics and problem.dtype == "fp8":
-            return f"{self.name} computes mean and variance of results in 16 and 32 bits, not in fp8"
+        if problem.statistics and problem.is_quantized:
+            return f"{self.name} computes mean and variance of results in 16 and 32 bits, not in {problem.dtype}"
         if problem.statistics and not self.supports_statistics:
             return f"{self.name} does not compute mean and variance of its results; batch_statistics does"
-        if problem.output and problem.dtype != "fp8":
-            return f"{self.name} stores y as {problem.dtype}; output {problem.output} is for dtype fp8"
+        if problem.output and not problem.is_quantized:
+            return (
+                f"{self.name} stores y as {problem.dtype}; output {problem.output} is for dtypes fp8 and int8"
+            )
         return self.limits(problem)
 
     def only_nhwc(self, problem: Conv2dProblem) -> str | None:

@@ -43,7 +43,7 @@ THREADS = 384
 LEAST_FILTERS = 64
 """Smallest tile in filters; missing filters are zero-filled."""
 WIDTHS = (64, 128, 256)
-"""Supported N of a wgmma in dtypes other than fp16 and bf16."""
+"""Supported N of a wgmma in tf32 and fp8."""
 MOST_PROMOTED = 64 * 128
 """Accumulators of a warpgroup that fit into registers twice."""
 MOST_SPLITS = 8
@@ -157,9 +157,11 @@ class PersistentConfig(Config):
         p = problem
         wg_pixels, wg_filters = self.warpgroup_tile
         promoted = p.dtype in PROMOTE_K_TILES
-        if promoted and (wg_pixels * wg_filters > MOST_PROMOTED or self.buffers or self.share == DEPTH):
+        if promoted and (wg_pixels * wg_filters > MOST_PROMOTED or self.share == DEPTH):
             return None
-        if p.dtype not in ("fp16", "bf16") and self.columns not in WIDTHS:
+        if p.dtype in ("tf32", "fp8") and self.columns not in WIDTHS:
+            return None
+        if p.is_quantized and self.buffers:  # staging tiles have 16- or 32-bit elements
             return None
         if self.buffers and p.filters * p.output_bytes % 16:
             return None
@@ -343,6 +345,7 @@ def _panels_have_windows(problem: Conv2dProblem) -> bool:
 
 @dataclass(frozen=True)
 class Persistent(HopperRung[PersistentConfig]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32", "fp8", "int8")
     candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, copied_channels
@@ -51,8 +52,8 @@ class HopperRung(Conv2dRung[C]):
         return True
 
     @property
-    def supports_fp8(self) -> bool:
-        return "fp8" in self.dtypes
+    def quantized_dtypes(self) -> tuple[str, ...]:
+        return tuple(dtype for dtype in QUANTIZED if dtype in self.dtypes)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
@@ -61,8 +62,8 @@ class HopperRung(Conv2dRung[C]):
         if p.dtype not in self.dtypes:
             return f"{self.name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         copied = COPY_BYTES // p.element_bytes
-        if p.dtype == "fp8" and p.channels % copied:
-            return f"{self.name} takes multiples of {copied} channels in fp8, not {p.channels}"
+        if p.is_quantized and p.channels % copied:
+            return f"{self.name} takes multiples of {copied} channels in {p.dtype}, not {p.channels}"
         if p.shortcut_channels % copied:
             return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
         reason = Windows.of(p).unsupported(self.name)

@@ -134,7 +134,9 @@ class TensorCore(Rung[StemProblem, WarpConfig]):
 
     def _part(self, problem: StemProblem) -> StemProblem:
         """Return the part of the problem that the convolution's kernel computes."""
-        return problem if self.pools else replace(problem, pool=None)
+        if self.pools or problem.pool is None:
+            return problem
+        return replace(problem, pool=None, output="")
 
 
 # Predictions for 3to64_224_k7s2 at batch 256 with 3x3 pooling, fp16 from fp32 images: 60 GFLOP, 92 with the padding to

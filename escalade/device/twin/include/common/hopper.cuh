@@ -180,6 +180,11 @@ template <size_t REGISTERS>
 void wgmma_e4m3(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wgmma_issue(twin::Element::e4m3, d, 2 * REGISTERS, a, b, accumulate, where);
 }
+template <size_t REGISTERS>
+void wgmma_s8(int (&d)[REGISTERS], u64 a, u64 b, u32 accumulate, TWIN_WHERE) {
+    static_assert(REGISTERS % 8 == 0, "N is a multiple of 16");
+    twin::wgmma_issue(twin::Element::s8, reinterpret_cast<float*>(d), 2 * REGISTERS, a, b, accumulate, where);
+}
 
 #define TWIN_TRANSPOSED(NAME, ELEMENT, ROWS, COLUMNS) \
     template <size_t REGISTERS> \

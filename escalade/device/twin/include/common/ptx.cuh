@@ -19,7 +19,7 @@ void copy_async_close_group();
 void copy_async_wait_groups(u32 pending);
 void wait_for_launch_in_front();
 
-enum class Element { f16, bf16, tf32, e4m3 };
+enum class Element { f16, bf16, tf32, e4m3, s8 };
 
 namespace wait {
 

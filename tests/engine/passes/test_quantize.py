@@ -1,4 +1,4 @@
-"""Networks in FP8: calibrated, quantised, close to fp32, and saved with what they were calibrated to."""
+"""Networks in FP8 and INT8: calibrated, quantized, close to fp32, and saved with what they were calibrated to."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from escalade.engine.passes import fuse, optimize
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import E4M3
+from escalade.ops.base.dtypes import QUANTIZED, STORAGE
 from escalade_apps.classify.images import Crop, decode
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+each_dtype = pytest.mark.parametrize("dtype", QUANTIZED)
+TOLERANCE = {"fp8": 0.06, "int8": 0.015}
+"""Relative error of a small network's result."""
 
 
 class Block(nn.Module):
@@ -72,67 +77,72 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-def test_results_are_close_to_fp32(network: nn.Module) -> None:
+@each_dtype
+def test_results_are_close_to_fp32(dtype: str, network: nn.Module) -> None:
     x = torch.randn(64, 3, 12, 12)
-    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     with torch.no_grad():
         expected = network(x)
     found = engine(x)
     assert found.dtype == torch.float32
-    assert 1e-3 < difference(found, expected) < 0.06  # and not fp16 by mistake
+    assert 1e-3 < difference(found, expected) < TOLERANCE[dtype]  # and not fp16 by mistake
     assert float((found.argmax(1) == expected.argmax(1)).float().mean()) > 0.9
 
 
-def test_the_kernels_do_what_the_references_do(network: nn.Module) -> None:
+@each_dtype
+def test_the_kernels_do_what_the_references_do(dtype: str, network: nn.Module) -> None:
     """But for sums on the edge between two codes: there a last bit decides about one part in 16."""
     x = torch.randn(2, 3, 12, 12)
-    by_pytorch = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
-    by_kernels = compile(network, x, dtype="fp8", device="twin", calibration=batches())
+    by_pytorch = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
+    by_kernels = compile(network, x, dtype=dtype, device="twin", calibration=batches())
     assert difference(by_kernels(x), by_pytorch(x)) < 0.01
 
 
-def test_values_between_convolutions_are_stored_as_e4m3(network: nn.Module) -> None:
+@each_dtype
+def test_values_between_convolutions_are_stored_in_bytes(dtype: str, network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
-    plan = compile(network, x, dtype="fp8", device="cpu", calibration=batches()).plan(x)
+    plan = compile(network, x, dtype=dtype, device="cpu", calibration=batches()).plan(x)
     steps = [(step.node.op, plan.forms[step.node.name].dtype) for step in plan.steps]
-    assert steps[:6] == [
-        ("stem", torch.float16),
-        ("quantise", E4M3),
-        ("conv2d", E4M3),
-        ("conv2d", E4M3),
-        ("conv2d", E4M3),
+    assert steps[:5] == [
+        ("stem", STORAGE[dtype]),
+        ("conv2d", STORAGE[dtype]),
+        ("conv2d", STORAGE[dtype]),
+        ("conv2d", STORAGE[dtype]),
         ("conv2d", torch.float16),
     ]
     half = compile(network, x, dtype="fp16", device="cpu").plan(x)
     assert plan.constant_bytes < 0.75 * half.constant_bytes
 
 
-def test_explain_says_what_is_quantised(network: nn.Module) -> None:
+@each_dtype
+def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
-    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     explanation = explain_plan(engine.plan(x))
     text = " ".join(str(explanation).split())  # lines are as wide as the terminal
-    assert "4 of 4 convolutions multiply in FP8 (e4m3)" in text
-    assert "1 of the steps only quantize" in text
-    assert "slower in fp8 than in fp16" in text
+    assert f"4 of 4 convolutions multiply in {dtype.upper()}" in text
+    assert "0 of the steps only quantize" in text
+    assert ("slower in fp8 than in fp16" in text) == (dtype == "fp8")
     half = compile(network, x, dtype="fp16", device="cpu")
-    assert "fp8" not in str(explain_plan(half.plan(x)))
-    assert [step.dtype for step in explanation.steps[:3]] == ["fp16", "fp16", "fp8"]
+    assert dtype not in str(explain_plan(half.plan(x)))
+    assert [step.dtype for step in explanation.steps[:2]] == ["fp16", dtype]
 
 
-def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16() -> None:
+@each_dtype
+def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(dtype: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Sigmoid()
     ).eval()
     x = torch.randn(2, 5, 9, 9)
-    engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
-    assert "1 of 3 convolutions multiply in FP8" in str(explain_plan(engine.plan(x)))
+    engine = compile(model, x, dtype=dtype, device="cpu", calibration=[x])
+    assert f"1 of 3 convolutions multiply in {dtype.upper()}" in str(explain_plan(engine.plan(x)))
     with torch.no_grad():
         assert difference(engine(x), model(x)) < 0.05
 
 
-def test_a_value_that_others_read_too_is_kept_and_copied() -> None:
+@each_dtype
+def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +155,7 @@ def test_a_value_that_others_read_too_is_kept_and_copied() -> None:
     torch.manual_seed(1)
     model = Shared().eval()
     x = torch.randn(2, 16, 6, 6)
-    engine = compile(model, x, dtype="fp8", device="twin", calibration=[x])
+    engine = compile(model, x, dtype=dtype, device="twin", calibration=[x])
     copies = [step for step in engine.plan(x).steps if step.node.op == "quantise"]
     assert len(copies) == 2  # of x, and of y once for both readers
     with torch.no_grad():
@@ -154,23 +164,25 @@ def test_a_value_that_others_read_too_is_kept_and_copied() -> None:
         assert difference(found, right) < 0.06
 
 
-def test_what_lies_beyond_the_calibrated_range_saturates(network: nn.Module) -> None:
+@each_dtype
+def test_what_lies_beyond_the_calibrated_range_saturates(dtype: str, network: nn.Module) -> None:
     x = torch.randn(2, 3, 12, 12)
-    engine = compile(network, x, dtype="fp8", device="cpu", calibration=[x / 100])
+    engine = compile(network, x, dtype=dtype, device="cpu", calibration=[x / 100])
     assert bool(engine(x).isfinite().all())
 
 
-def test_a_saved_engine_needs_no_calibration(network: nn.Module, tmp_path: pathlib.Path) -> None:
+@each_dtype
+def test_a_saved_engine_needs_no_calibration(dtype: str, network: nn.Module, tmp_path: pathlib.Path) -> None:
     x = torch.randn(2, 3, 12, 12)
-    engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
+    engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     engine.save(tmp_path / "small.escalade")
     again = escalade.load(tmp_path / "small.escalade", device="cpu")
-    assert again.dtype == "fp8"
+    assert again.dtype == dtype
     assert torch.equal(again(x), engine(x))
 
 
 def test_ranges_are_the_largest_magnitudes(network: nn.Module) -> None:
-    graph = fuse(capture(network, (torch.randn(1, 3, 12, 12),)), "fp8")
+    graph = fuse(capture(network, (torch.randn(1, 3, 12, 12),)), "int8")
     found = ranges(graph, batches(), torch.device("cpu"))
     with torch.no_grad():
         stem = max(float(network.stem(batch).abs().max()) for batch in batches())  # type: ignore[operator]
@@ -179,39 +191,42 @@ def test_ranges_are_the_largest_magnitudes(network: nn.Module) -> None:
     assert ranges(graph, iter(batches()), torch.device("cpu")) == found
 
 
-def test_optimising_twice_gives_the_same_graph(network: nn.Module) -> None:
+@each_dtype
+def test_optimising_twice_gives_the_same_graph(dtype: str, network: nn.Module) -> None:
     graph = capture(network, (torch.randn(1, 3, 12, 12),))
-    graph.ranges = ranges(fuse(graph, "fp8"), batches(), torch.device("cpu"))
-    first, second = optimize(graph, "fp8"), optimize(graph, "fp8")
+    graph.ranges = ranges(fuse(graph, dtype), batches(), torch.device("cpu"))
+    first, second = optimize(graph, dtype), optimize(graph, dtype)
     assert first.nodes == second.nodes and first.constants.keys() == second.constants.keys()
-    assert not any("fp8" in node.attributes for node in graph)
+    assert not any("quantized" in node.attributes for node in graph)
 
 
-def test_errors(network: nn.Module) -> None:
+@each_dtype
+def test_errors(dtype: str, network: nn.Module) -> None:
     x = torch.randn(2, 3, 12, 12)
-    with pytest.raises(UnsupportedError, match="fp8 needs calibration"):
-        compile(network, x, dtype="fp8", device="cpu")
-    with pytest.raises(UnsupportedError, match="calibration is for dtype fp8"):
+    with pytest.raises(UnsupportedError, match=f"{dtype} needs calibration"):
+        compile(network, x, dtype=dtype, device="cpu")
+    with pytest.raises(UnsupportedError, match="calibration is for dtype int8 or fp8"):
         compile(network, x, dtype="fp16", device="cpu", calibration=[x])
     with pytest.raises(UnsupportedError, match="no batches"):
-        compile(network, x, dtype="fp8", device="cpu", calibration=[])
+        compile(network, x, dtype=dtype, device="cpu", calibration=[])
     with pytest.raises(UnsupportedError, match="calibration batch has shape"):
-        compile(network, x, dtype="fp8", device="cpu", calibration=[torch.randn(2, 3, 8, 8)])
+        compile(network, x, dtype=dtype, device="cpu", calibration=[torch.randn(2, 3, 8, 8)])
     with pytest.raises(UnsupportedError, match="calibration batch of 2 tensors"):
-        compile(network, x, dtype="fp8", device="cpu", calibration=[(x, x)])
+        compile(network, x, dtype=dtype, device="cpu", calibration=[(x, x)])
     with pytest.raises(UnsupportedError, match="not finite"):
-        compile(network, x, dtype="fp8", device="cpu", calibration=[x / 0])
+        compile(network, x, dtype=dtype, device="cpu", calibration=[x / 0])
     with pytest.raises(UnsupportedError, match="needs calibration"):
-        escalade_backend(torch.fx.symbolic_trace(network), [x], options={"dtype": "fp8"})
+        escalade_backend(torch.fx.symbolic_trace(network), [x], options={"dtype": dtype})
     graph = capture(network, (x,))
     with pytest.raises(UnsupportedError, match="ranges"):
-        Engine(graph, "fp8", "cpu")
+        Engine(graph, dtype, "cpu")
     graph.ranges = {"stem": 1.0}
     with pytest.raises(UnsupportedError, match="fused plans"):
-        Engine(graph, "fp8", "cpu", fusion=FusionLevel.separate)
+        Engine(graph, dtype, "cpu", fusion=FusionLevel.separate)
 
 
-def test_photographs_get_the_classes_of_fp32() -> None:
+@each_dtype
+def test_photographs_get_the_classes_of_fp32(dtype: str) -> None:
     files = sorted((DATA / "images").glob("*.JPEG"))
     weights = DATA / "resnet18_imagenet_rebuilt_fp16.safetensors"
     if not files or not weights.is_file():
@@ -220,7 +235,7 @@ def test_photographs_get_the_classes_of_fp32() -> None:
     pictures = [torch.from_numpy(np.array(decode(file, Crop(256, 224)))) for file in files]
     images = torch.stack(pictures).permute(0, 3, 1, 2)
     seen, unseen = images[::2], images[1::2]
-    engine = compile(model, unseen, dtype="fp8", device="cpu", normalize=NORMALIZE, calibration=[seen])
+    engine = compile(model, unseen, dtype=dtype, device="cpu", normalize=NORMALIZE, calibration=[seen])
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMALIZE)
     with torch.no_grad():
         expected = model((unseen / 255 - mean) / std)
