@@ -131,10 +131,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int k_tiles = k_tiles_of(tile);
             int skipped = 0;  // k-tiles of the other warpgroup's tile; computed here, where registers are free
             if (PING_PONG && index + step < problem.tiles) skipped = k_tiles_of(Tile(problem, index + step, rank));
-            const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
             Residuals residuals;
             if (BUFFERS > 0) staged_writer.begin(pixel, filter);
-            else writer.load(residuals, warp_pixel, filter);
+            if constexpr (BY_EIGHT && HAS_RESIDUAL)
+                writer.load(residuals, pixel + threadIdx.x / 32 % 4 * 16, filter);
             if (PING_PONG) barrier_wait(turn_barriers + 8 * consumer, turn);
             turn ^= 1;
             Accumulators acc;
@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 release(ring, (ring.stage + STAGES - 1) % STAGES);
                 ring.skip(skipped);
             }
+            const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
             if constexpr (BUFFERS > 0) staged_writer.write(acc, pixel, filter);
             else if constexpr (PARTS > 1) writer.store_shared_sum(acc, exchange_of(consumer), warp_pixel, filter);
             else writer.store(acc, residuals, warp_pixel, filter);

@@ -10,12 +10,12 @@ constexpr bool PITCHED = false;  // y_pitch > 0
 #endif
 
 // 1-byte results are stored, and residuals loaded, 8 at a time.
-constexpr bool BY_EIGHT = sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0 && PARTS == 1;
+enum { BY_EIGHT = sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0 && PARTS == 1 };
 struct Residuals {
     uint2 of[BY_EIGHT ? COLUMNS / 32 : 1][ATOMS][2];
 };
 
-constexpr u32 LOW_HALVES = 0x5410, HIGH_HALVES = 0x7632;  // of two words, for __byte_perm
+enum : u32 { LOW_HALVES = 0x5410, HIGH_HALVES = 0x7632 };  // of two words, for __byte_perm
 
 // In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
 // of a row store 8 consecutive elements.
@@ -45,20 +45,18 @@ struct Writer {
 
     // Call before the mainloop, which hides the latency. Other results load their residuals when they are stored.
     __device__ __forceinline__ void load(Residuals& residuals, int warp_pixel, int first_filter) const {
-        if constexpr (BY_EIGHT && HAS_RESIDUAL) {
-            const int lane = threadIdx.x % 32;
+        const int lane = threadIdx.x % 32;
 #pragma unroll
-            for (int i = 0; i < ATOMS; ++i)
+        for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                    const Element* from = finish.residual + offset(pixel) + first_filter + lane % 4 * 8;
+            for (int half = 0; half < 2; ++half) {
+                const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
+                const Element* from = finish.residual + offset(pixel) + first_filter + lane % 4 * 8;
 #pragma unroll
-                    for (int j = 0; j < COLUMNS / 32; ++j)
-                        residuals.of[j][i][half] =
-                            pixel < pixels ? *reinterpret_cast<const uint2*>(from + j * 32) : make_uint2(0, 0);
-                }
-        }
+                for (int j = 0; j < COLUMNS / 32; ++j)
+                    residuals.of[j][i][half] =
+                        pixel < pixels ? *reinterpret_cast<const uint2*>(from + j * 32) : make_uint2(0, 0);
+            }
     }
 
     __device__ __forceinline__ void store(const Accumulators& acc, const Residuals& residuals, int warp_pixel,

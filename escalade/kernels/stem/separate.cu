@@ -45,5 +45,6 @@ extern "C" __global__ void stem_separate(const Source* __restrict__ x, const Ele
             }
         }
     const Element rounded = finish<true, false, HAS_RELU, Element>(sum, bias, filter, nullptr, 0);
-    y[at] = from_float<Output>(to_float(rounded));
+    if constexpr (sizeof(Output) == 1) y[at] = from_float<Output>(to_float(rounded));
+    else reinterpret_cast<Element*>(y)[at] = rounded;
 }
