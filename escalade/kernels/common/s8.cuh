@@ -19,6 +19,11 @@ struct SumOf<s8> {
     using Type = int;
 };
 
+template <class Element>
+__device__ constexpr bool is_integer() { return false; }
+template <>
+__device__ constexpr bool is_integer<s8>() { return true; }
+
 // Rounded to nearest, ties to even, and saturated at -128 and 127 (NaN too), in the low byte; the others are undefined.
 __device__ __forceinline__ u32 s8_bits(float value) {
     return __float_as_uint(fminf(fmaxf(value, -128.f), 127.f) + 12582912.f);
@@ -47,12 +52,24 @@ struct alignas(COUNT) Pack<s8, COUNT> {
     u32 words[COUNT / 4];
 };
 
+__device__ __forceinline__ u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
 template <int COUNT>
 __device__ __forceinline__ void from_floats(Pack<s8, COUNT>& pack, const float (&values)[COUNT]) {
 #pragma unroll
     for (int e = 0; e < COUNT; e += 4)
         pack.words[e / 4] =
-            __byte_perm(to_s8x2(values[e], values[e + 1]), to_s8x2(values[e + 2], values[e + 3]), 0x5410);
+            low_bytes(s8_bits(values[e]), s8_bits(values[e + 1]), s8_bits(values[e + 2]), s8_bits(values[e + 3]));
+}
+
+// The same of 128ths between 0 and 1, as instructions with saturation return them.
+__device__ __forceinline__ u32 s8x4_of_parts(const float (&parts)[4]) {
+    u32 bits[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) bits[e] = __float_as_uint(fmaf(fminf(parts[e], 127.f / 128.f), 128.f, 12582912.f));
+    return low_bytes(bits[0], bits[1], bits[2], bits[3]);
 }
 
 template <int COUNT>

@@ -139,3 +139,45 @@ private:
         else *reinterpret_cast<float2*>(to) = make_float2(low, high);
     }
 };
+
+// Four adjacent filters of 8-bit results. Without an expression, the reciprocal of the result's scale is part of the
+// other scales. ReLU and saturation are then one instruction in s8: results are computed in 128ths, saturated at 0 and 1.
+template <class Byte>
+struct FourFilters {
+    static constexpr bool IN_PARTS = HAS_RELU && is_integer<Byte>();
+    const Finish& finish;
+    float scale[4], bias[4], residual_scale;
+
+    __device__ __forceinline__ FourFilters(const Finish& finish, int filter) : finish(finish) {
+        const float4 scales = *reinterpret_cast<const float4*>(finish.scale + filter);
+        const float4 biases = HAS_BIAS ? *reinterpret_cast<const float4*>(finish.bias + filter) : make_float4(0, 0, 0, 0);
+        scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
+        bias[0] = biases.x, bias[1] = biases.y, bias[2] = biases.z, bias[3] = biases.w;
+#ifndef EXPRESSION
+        const float factor = finish.result_scale * (IN_PARTS ? 1.f / 128.f : 1.f);
+        residual_scale = finish.residual_scale * factor;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scale[e] *= factor, bias[e] *= factor;
+#endif
+    }
+
+    // Results of a pixel in a word; `residuals` are too.
+    __device__ __forceinline__ u32 finished(const float (&sums)[4], u32 residuals) const {
+        float values[4], added[4] = {};
+        if (HAS_RESIDUAL) to_floats(added, Pack<Byte, 4>{{residuals}});
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#ifdef EXPRESSION
+            values[e] = finish.value(sums[e], bias[e], scale[e], added[e]);
+#else
+            values[e] = HAS_BIAS ? fmaf(sums[e], scale[e], bias[e]) : sums[e] * scale[e];
+            if (HAS_RESIDUAL) values[e] = fmaf(added[e], residual_scale, values[e]);
+            if (HAS_RELU) values[e] = IN_PARTS ? __saturatef(values[e]) : relu(values[e]);
+#endif
+        }
+        if constexpr (IN_PARTS) return s8x4_of_parts(values);
+        Pack<Byte, 4> pack;
+        from_floats(pack, values);
+        return pack.words[0];
+    }
+};

@@ -21,6 +21,7 @@
 //   STATISTICS  also write each filter's mean and squared deviations over the pixels of each warpgroup
 //             (conv2d/sm90_persistent_moments.cuh); every CTA then has tiles of the same filters
 //   NORM      y is the gradient of a batch normalization's result: also write the sums for its own gradients
+//   PERMUTED  1-byte results: the filters of a tile are loaded in an order in which lanes hold 16 adjacent ones
 //   MN_MAJOR  weights are [k][filters] with the taps reversed: those of the convolution this one is the gradient of
 // Limiter: tensor cores and power; with 64 filters, loads from L2.
 //
@@ -131,10 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int k_tiles = k_tiles_of(tile);
             int skipped = 0;  // k-tiles of the other warpgroup's tile; computed here, where registers are free
             if (PING_PONG && index + step < problem.tiles) skipped = k_tiles_of(Tile(problem, index + step, rank));
-            Residuals residuals;
+            Lines lines;
             if (BUFFERS > 0) staged_writer.begin(pixel, filter);
-            if constexpr (BY_EIGHT && HAS_RESIDUAL)
-                writer.load(residuals, pixel + threadIdx.x / 32 % 4 * 16, filter);
+            if constexpr (PERMUTED && HAS_RESIDUAL)
+                writer.load(lines, 0, pixel + threadIdx.x / 32 % 4 * 16, filter);
             if (PING_PONG) barrier_wait(turn_barriers + 8 * consumer, turn);
             turn ^= 1;
             Accumulators acc;
@@ -149,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
             if constexpr (BUFFERS > 0) staged_writer.write(acc, pixel, filter);
             else if constexpr (PARTS > 1) writer.store_shared_sum(acc, exchange_of(consumer), warp_pixel, filter);
-            else writer.store(acc, residuals, warp_pixel, filter);
+            else writer.store(acc, lines, warp_pixel, filter);
         }
         if (BUFFERS > 0) staged_writer.end();
         if constexpr (HAS_SUMS) {

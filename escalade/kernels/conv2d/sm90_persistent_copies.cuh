@@ -67,7 +67,9 @@ struct Copier {
         const TensorMap& map = shortcut ? maps.shortcut_weights : maps.weights;
         const u32 to = ring.address() + PIXEL_BYTES, full = ring.full(ring.stage);
         const int tap = shortcut ? 0 : walk.weight_tap();
-        if constexpr (MN_MAJOR) {
+        if constexpr (PERMUTED) {
+            tma_load_4d(to, map, full, tap * problem.shape.channels + walk.c, 0, 0, filter / 64);
+        } else if constexpr (MN_MAJOR) {
 #pragma unroll
             for (int block = 0; block < TILE_FILTERS; block += 64)
                 tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, walk.weight_s(), walk.weight_r(),

@@ -9,13 +9,11 @@
 constexpr bool PITCHED = false;  // y_pitch > 0
 #endif
 
-// 1-byte results are stored, and residuals loaded, 8 at a time.
-enum { BY_EIGHT = sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0 && PARTS == 1 };
-struct Residuals {
-    uint2 of[BY_EIGHT ? COLUMNS / 32 : 1][ATOMS][2];
+// PERMUTED: column 8j + q of 64 is filter 8q + j (conv2d/rungs/tma_windows.py), so a lane holds 16 adjacent filters.
+// Residuals of a group of 64, and of the next, in words of four. Results replace them.
+struct Lines {
+    u32 of[2][ATOMS][2][4];
 };
-
-enum : u32 { LOW_HALVES = 0x5410, HIGH_HALVES = 0x7632 };  // of two words, for __byte_perm
 
 // In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
 // of a row store 8 consecutive elements.
@@ -43,26 +41,26 @@ struct Writer {
         return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
     }
 
-    // Call before the mainloop, which hides the latency. Other results load their residuals when they are stored.
-    __device__ __forceinline__ void load(Residuals& residuals, int warp_pixel, int first_filter) const {
+    // Call for group 0 before the mainloop, which hides the latency.
+    __device__ __forceinline__ void load(Lines& lines, int group, int warp_pixel, int first_filter) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                const Element* from = finish.residual + offset(pixel) + first_filter + lane % 4 * 8;
-#pragma unroll
-                for (int j = 0; j < COLUMNS / 32; ++j)
-                    residuals.of[j][i][half] =
-                        pixel < pixels ? *reinterpret_cast<const uint2*>(from + j * 32) : make_uint2(0, 0);
+                uint4 loaded = make_uint4(0, 0, 0, 0);
+                if (pixel < pixels)
+                    loaded = *reinterpret_cast<const uint4*>(finish.residual + offset(pixel) + first_filter +
+                                                             group * 64 + lane % 4 * 16);
+                u32(&line)[4] = lines.of[group % 2][i][half];
+                line[0] = loaded.x, line[1] = loaded.y, line[2] = loaded.z, line[3] = loaded.w;
             }
     }
 
-    __device__ __forceinline__ void store(const Accumulators& acc, const Residuals& residuals, int warp_pixel,
-                                          int first_filter) const {
-        if constexpr (BY_EIGHT) {
-            store_bytes<Output>(acc, residuals, warp_pixel, first_filter);
+    __device__ __forceinline__ void store(const Accumulators& acc, Lines& lines, int warp_pixel, int first_filter) const {
+        if constexpr (PERMUTED) {
+            store_bytes<Output>(acc, lines, warp_pixel, first_filter);
             return;
         }
         const int lane = threadIdx.x % 32;
@@ -86,55 +84,42 @@ struct Writer {
         }
     }
 
-    // 1-byte results: four lanes exchange 32 filters, so that each loads and stores 8 consecutive ones. A template
-    // because wider results have no pairs of bytes.
+    // 16 adjacent filters of a pixel at a time. A template because wider results have no packs of bytes.
     template <class Byte>
-    __device__ __forceinline__ void store_bytes(const Accumulators& acc, const Residuals& residuals, int warp_pixel,
+    __device__ __forceinline__ void store_bytes(const Accumulators& acc, Lines& lines, int warp_pixel,
                                                 int first_filter) const {
         const int lane = threadIdx.x % 32;
+        warp_pixel = anew(warp_pixel);  // offsets of residuals must not stay in registers during the mainloop
 #pragma unroll
-        for (int j = 0; j < COLUMNS / 8; j += 4) {
-            FilterPair pairs[4];
+        for (int group = 0; group < COLUMNS / 64; ++group) {
+            const int filter = first_filter + group * 64 + lane % 4 * 16;
 #pragma unroll
-            for (int b = 0; b < 4; ++b) pairs[b] = finish.of(first_filter + (j + b) * 8 + lane % 4 * 2);
+            for (int four = 0; four < 4; ++four) {  // of filters
+                const FourFilters<Byte> filters(finish, filter + four * 4);
+                // Half of this group's accumulators are free by now.
+                if (HAS_RESIDUAL && four == 2 && group + 1 < COLUMNS / 64)
+                    load(lines, group + 1, warp_pixel, first_filter);
+#pragma unroll
+                for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const Sum* sums = &acc[i][(group * 8 + four % 2 * 4) * 4 + half * 2 + four / 2];
+                        const float values[4] = {float(sums[0]), float(sums[4]), float(sums[8]), float(sums[12])};
+                        u32& word = lines.of[group % 2][i][half][four];
+                        word = filters.finished(values, word);
+                    }
+            }
 #pragma unroll
             for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                    uint2 added = make_uint2(0, 0);
-                    if (HAS_RESIDUAL) {
-                        const uint2 eight = residuals.of[j / 4][i][half];
-                        added = exchanged({eight.x, eight.x >> 16, eight.y, eight.y >> 16});
-                    }
-                    u32 codes[4];
-#pragma unroll
-                    for (int b = 0; b < 4; ++b) {
-                        const Sum* two = &acc[i][(j + b) * 4 + half * 2];
-                        const u32 other = (b < 2 ? added.x : added.y) >> b % 2 * 16;
-                        const float2 aux = HAS_RESIDUAL ? unpack_bytes<Byte>(other) : make_float2(0.f, 0.f);
-                        const float2 results = finish.values(make_float2(two[0], two[1]), pairs[b], aux);
-                        codes[b] = pack_bytes<Byte>(results.x, results.y);
-                    }
-                    const uint2 eight = exchanged(codes);
+                    const u32(&line)[4] = lines.of[group % 2][i][half];
                     if (pixel < pixels)
-                        *reinterpret_cast<uint2*>(y + offset(pixel) + first_filter + j * 8 + lane % 4 * 8) = eight;
+                        *reinterpret_cast<uint4*>(y + offset(pixel) + filter) =
+                            make_uint4(line[0], line[1], line[2], line[3]);
                 }
         }
-    }
-
-    // 4x4 transpose across four lanes: each holds one 16-bit part of four rows (in low halves) and receives row
-    // lane % 4, its parts in lane order. It is its own inverse.
-    __device__ __forceinline__ static uint2 exchanged(const u32 (&parts)[4]) {
-        const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
-        const u32 low = __byte_perm(parts[0], parts[1], LOW_HALVES), high = __byte_perm(parts[2], parts[3], LOW_HALVES);
-        const u32 kept = upper ? high : low, got = __shfl_xor_sync(ALL_LANES, upper ? low : high, 2);
-        const u32 near = upper ? got : kept, far = upper ? kept : got;  // from lanes 0 or 1; from lanes 2 or 3
-        const u32 firsts = __byte_perm(near, far, LOW_HALVES), seconds = __byte_perm(near, far, HIGH_HALVES);
-        const u32 other = __shfl_xor_sync(ALL_LANES, odd ? firsts : seconds, 1);
-        const u32 even_lanes = odd ? other : firsts, odd_lanes = odd ? seconds : other;
-        return make_uint2(__byte_perm(even_lanes, odd_lanes, LOW_HALVES),
-                          __byte_perm(even_lanes, odd_lanes, HIGH_HALVES));
     }
 
     // Each warpgroup pushes its part of the accumulators and stores the pieces it owns.

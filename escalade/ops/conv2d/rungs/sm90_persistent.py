@@ -29,7 +29,13 @@ from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation
 from escalade.ops.conv2d.rungs.epilogue import ONE_PHASE, UNPLACED, Epilogue, phase_count
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
-from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
+from escalade.ops.conv2d.rungs.tma_windows import (
+    MN_MAJOR_FILTERS,
+    PERMUTED_FILTERS,
+    ROW_BYTES,
+    Windows,
+    shortcut_shape,
+)
 
 NORM = Addresses(
     tuple(Buffer(f"norm_{name}", optional=True) for name in ("x", "output", "mean", "rstd", "weight", "bias"))
@@ -118,6 +124,12 @@ class PersistentConfig(Config):
     def supports_mn_major(self) -> bool:
         """True if a warpgroup has whole copies of MN-major weights, and they are not multicast."""
         return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
+
+    @property
+    def may_permute(self) -> bool:
+        """True if lanes can hold 16 adjacent filters, of tiles that are loaded by one CTA and stored directly."""
+        is_one_tile = (self.parts, self.cluster, self.buffers) == (1, 1, 0)
+        return is_one_tile and self.warpgroup_tile[1] % PERMUTED_FILTERS == 0
 
     @property
     def parts(self) -> int:
@@ -252,6 +264,7 @@ def product(
     several sub-pixel phases, windows and placement are what all of them have in common.
     """
     output_bytes = ELEMENT_BYTES[epilogue.output]
+    permuted = output_bytes == 1 and config.may_permute and filters % config.filters == 0
     program = Program.of(
         "conv2d/sm90_persistent.cu",
         constants=epilogue.activation_constants,
@@ -269,13 +282,15 @@ def product(
         places=places,
         statistics=statistics,
         norm=("", *MASKS).index(norm),
+        permuted=permuted,
     )
     pixel_map = windows.pixel_map(Buffer(x), config.pixels)
-    weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
+    weight_box = config.filters // config.cluster
+    weight_map = windows.weight_map(Buffer(weight), filters, weight_box, permuted=permuted)
     maps: list[TensorMap] = [pixel_map, weight_map]
     if shortcut is not None:
         maps.append(shortcut.pixel_map(Buffer("shortcut"), config.pixels))
-        maps.append(shortcut.weight_map(Buffer(shortcut_weight), filters, config.filters // config.cluster))
+        maps.append(shortcut.weight_map(Buffer(shortcut_weight), filters, weight_box, permuted=permuted))
     else:
         maps += [pixel_map, weight_map]
 

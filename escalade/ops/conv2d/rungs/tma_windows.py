@@ -16,6 +16,8 @@ MOST_TAPS = 256
 MOST_STRIDE = 8
 MOST_PIXELS = 256
 """Largest tile in pixels."""
+PERMUTED_FILTERS = 64
+"""Filters of a permuted group of weights."""
 MN_MAJOR_FILTERS = 64
 """Filters per copy of MN-major weights: rows of 128 bytes."""
 
@@ -130,8 +132,20 @@ class Windows:
         )  # fmt: skip
         return whole.pixel_map(buffer, pixels)
 
-    def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
-        """Return the map of one k-tile and tap of `box` filters (64 if MN-major); missing channels are zero-filled."""
+    def weight_map(self, buffer: Buffer, filters: int, box: int, permuted: bool = False) -> TiledMap:
+        """Return the map of one k-tile and tap of `box` filters (64 if MN-major); missing channels are zero-filled.
+
+        Permuted, row 8j + q of 64 is filter 8q + j: a lane's accumulators are those of 16 adjacent filters. Taps and
+        channels are one dimension then, so channels of the next tap take the place of missing ones. Their products are
+        zero too, because missing channels of pixels are zero-filled.
+        """
+        if permuted:
+            depth = self.taps[0] * self.taps[1] * self.channels
+            row = depth * self.element_bytes
+            return TiledMap(
+                buffer, self.dtype, (depth, 8, 8, filters // PERMUTED_FILTERS),
+                (self.k_tile, 8, 8, box // PERMUTED_FILTERS), strides=(8 * row, row, PERMUTED_FILTERS * row),
+            )  # fmt: skip
         if self.mn_major:
             return TiledMap(
                 replace(buffer, offset=buffer.offset + self.mn_major.first), self.dtype,
