@@ -69,7 +69,9 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         if activation.vectors_of(problem.activation) and not self.supports_vectors:
             return f"{self.name} supports activations of x and residual, not {problem.activation!r}"
         if problem.statistics and problem.is_quantized:
-            return f"{self.name} computes mean and variance of results in 16 and 32 bits, not in {problem.dtype}"
+            return (
+                f"{self.name} computes mean and variance of results in 16 and 32 bits, not in {problem.dtype}"
+            )
         if problem.statistics and not self.supports_statistics:
             return f"{self.name} does not compute mean and variance of its results; batch_statistics does"
         if problem.output and not problem.is_quantized:
