@@ -12,6 +12,11 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
            | (u64(1) << 62);
 }
 
+// The same in 64-byte-swizzled rows, tile aligned to 512 bytes: groups of 8 rows are 512 bytes apart, swizzle mode 2.
+__device__ __forceinline__ u64 narrow_operand_descriptor(u32 address) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | (u64(1) << 16) | (u64(512 >> 4) << 32) | (u64(2) << 62);
+}
+
 // MN-major operand, where the elements of one k are contiguous: 128-byte-swizzled rows of 64, one row per k,
 // consecutive groups of 8 rows, aligned to 1024 bytes. The next 64 along M or N start `block_stride` bytes further.
 //   bits 0-13 start >> 4 | 16-29 block_stride >> 4 | 32-45 stride between groups of 8 rows >> 4 | 62-63 swizzle mode 1

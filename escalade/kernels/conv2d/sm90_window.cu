@@ -2,7 +2,7 @@
 //                                          * weight[k][r][s][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
-// 64 channels, stride 1, NHWC. The implicit GEMM loads a pixel once per tap that covers it, and with 64 channels those
+// 64 channels (of 8 bits, 64 or 128), stride 1, NHWC. The implicit GEMM loads a pixel once per tap that covers it, and with 64 channels those
 // loads are its limit. Here one TMA load brings the window of a whole tile, padding included, and all taps read it in
 // place (conv2d/window_tile.cuh).
 // Persistent CTAs keep all taps of their 64 filters in smem. One thread copies windows into a ring of STAGES; two
@@ -20,7 +20,7 @@ constexpr int STAGES = 4;  // config.stages: window stages
 #include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"
 
-static_assert(K_TILE == 64, "64 channels of 16 bits");
+static_assert(K_TILE == 64 || sizeof(Element) == 1, "64 channels of 16 bits, or 64 or 128 of 8");
 constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
 constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
 
@@ -94,9 +94,10 @@ __device__ __forceinline__ void multiply_window(Accumulators& acc, const Memory&
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < FILTER_WIDTH; ++s) {
-            const u64 weights = k_tile_descriptor<MN_MAJOR>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
-            const u64 pixels =
-                operand_descriptor(window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES);
+            const u32 tap = memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES;
+            const u32 shifted = window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES;
+            const u64 weights = ROW_BYTES == 64 ? narrow_operand_descriptor(tap) : k_tile_descriptor<MN_MAJOR>(tap);
+            const u64 pixels = ROW_BYTES == 64 ? narrow_operand_descriptor(shifted) : operand_descriptor(shifted);
 #pragma unroll
             for (int k = 0; k < ROW_BYTES / 32; ++k)
                 multiply<Element, WEIGHTS>(acc, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, r || s || k);
@@ -105,10 +106,9 @@ __device__ __forceinline__ void multiply_window(Accumulators& acc, const Memory&
     wgmma_commit();
 }
 
-__device__ __forceinline__ void multiply_tiles(StagingTile& staging, const Element* bias, const Memory& memory,
+__device__ __forceinline__ void multiply_tiles(StagingTile& staging, const Biases& biases, const Memory& memory,
                                                const Work& work) {
     const WindowShape& shape = staging.shape;
-    const Biases biases(bias, work.filter);
     PingPong ping_pong(memory.turns, staging.consumer);
     Windows ring = memory.windows;
     ring.skip(staging.consumer);
@@ -131,7 +131,8 @@ __device__ __forceinline__ void multiply_tiles(StagingTile& staging, const Eleme
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_window(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
                        const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
-                       const Element* __restrict__ bias, WindowShape shape, int weights_ready, int release_dependents) {
+                       const Bias* __restrict__ bias, WindowShape shape, int weights_ready, int release_dependents,
+                       const float* __restrict__ scale, const float* __restrict__ scales) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory(shared_address(shared_memory));
     if (threadIdx.x == 0) {
@@ -156,6 +157,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         claim_registers<232>();
         wait_for_previous_launch();
         StagingTile staging(residual_map, output_map, shape, memory.staging_tiles, memory.residual_full, consumer);
-        multiply_tiles(staging, bias, memory, work);
+        multiply_tiles(staging, Biases(bias, work.filter, scale, scales), memory, work);
     }
 }

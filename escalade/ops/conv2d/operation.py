@@ -57,7 +57,7 @@ PREFERENCE = {
     "fp16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "bf16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
-    "int8": ("persistent", "cluster_split_k"),
+    "int8": ("window", "persistent", "cluster_split_k"),
 }
 """Rungs by dtype, from the fastest known to the one that supports everything."""
 FP32_NHWC = (

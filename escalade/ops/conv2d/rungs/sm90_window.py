@@ -14,8 +14,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from escalade.ops.conv2d.rungs.window_tiling import (
     FILTERS,
-    ROW_BYTES,
-    TAP_BYTES,
+    NARROW_ROW_BYTES,
     THREADS,
     Tiling,
     WindowRung,
@@ -57,13 +56,13 @@ class WindowConfig(Config):
 
 
 def _weight_bytes(tiling: Tiling) -> int:
-    return tiling.conv.taps * TAP_BYTES
+    return tiling.conv.taps * FILTERS * tiling.row_bytes
 
 
 def _shared_bytes(tiling: Tiling, stages: int) -> int:
     """Bytes of weights, one staging tile for each of two warpgroups, windows, and barriers."""
     assert tiling.width
-    panels = 2 * tiling.width * ROW_BYTES
+    panels = 2 * tiling.width * tiling.staged_row_bytes
     barriers = 8 * (tiling.conv.windows.taps[0] + 4)
     return _weight_bytes(tiling) + panels + stages * (tiling.stage_bytes + 16) + barriers
 
@@ -82,7 +81,7 @@ def _cost(tiling: Tiling, card: Card) -> float:
     """Estimate the cycles of the CTA with the most tiles from tensor cores, shared memory, L2 and epilogues."""
     assert tiling.width
     step = max(COLUMN_CYCLES * tiling.width, (FILTERS + tiling.width) * 32 / SHARED_RATE)
-    products = tiling.conv.taps * 4 * step + TURN_CYCLES
+    products = tiling.conv.taps * (tiling.row_bytes // 32) * step + TURN_CYCLES
     end = END_CYCLES + END_CYCLES_COLUMN * tiling.width
     copies = tiling.window_bytes / card.rates.copies.tma_window
     # One warpgroup's epilogue is hidden behind the products of the other.
@@ -105,12 +104,21 @@ def _fitting(conv: WgmmaConv) -> Iterator[Tiling]:
 
 @dataclass(frozen=True)
 class Window(WindowRung[WindowConfig]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "int8")
+
+    @property
+    def quantized_dtypes(self) -> tuple[str, ...]:
+        return ("int8",)
+
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         if reason := super().conv_limits(conv):
             return reason
         channels, k_tile = conv.windows.channels, conv.windows.k_tile
-        if channels != k_tile:
+        is_narrow = conv.windows.element_bytes * channels == NARROW_ROW_BYTES
+        if channels != k_tile and not (conv.windows.dtype == "int8" and is_narrow):
             return f"{self.name} takes {k_tile} channels, not {channels}; streamed_window takes more"
+        if conv.epilogue.output != conv.windows.dtype:
+            return f"{self.name} stores {conv.windows.dtype}, not {conv.epilogue.output}"
         if next(_fitting(conv), None) is None:
             return (
                 f"{self.name} keeps all {conv.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
@@ -145,6 +153,8 @@ class Window(WindowRung[WindowConfig]):
                 tiling.shape,
                 WeightsReady(),
                 ReleaseDependents(),
+                Buffer("scale", optional=True),
+                Buffer("scales", optional=True),
             ),
             shared_bytes=_shared_bytes(tiling, config.stages),
             overlap=True,

@@ -117,11 +117,14 @@ class Windows:
             (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
-    def window_map(self, buffer: Buffer, columns: int, rows: int, images: int = 1) -> TiledMap:
+    def window_map(
+        self, buffer: Buffer, columns: int, rows: int, images: int = 1, row_bytes: int = ROW_BYTES
+    ) -> TiledMap:
         """Return the map of one k-tile of a window, which may extend beyond the image."""
         sizes = self.channels, self.image[1], self.image[0], self.batch
         strides = pixel_strides(self.pitch * self.element_bytes, self.image)
-        return TiledMap(buffer, self.dtype, sizes, (self.k_tile, columns, rows, images), strides=strides)
+        box = (row_bytes // self.element_bytes, columns, rows, images)
+        return TiledMap(buffer, self.dtype, sizes, box, row_bytes, strides)
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
         """Return the map for storing `pixels` output pixels that are spread over a larger image by `placement`."""

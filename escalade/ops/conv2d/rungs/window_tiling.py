@@ -17,10 +17,14 @@ from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
 FILTERS = 64
 """Filters per tile: the M of a wgmma."""
 ROW_BYTES = 128
-"""Bytes of channels per pixel of a window, 64 of 16 bits or 32 of 32: the swizzle span."""
+"""Most bytes of channels per pixel of a window, 64 of 16 bits or 32 of 32: the widest swizzle span."""
+NARROW_ROW_BYTES = 64
+"""Bytes of 64 channels or filters of 8 bits."""
 TAP_BYTES = FILTERS * ROW_BYTES
 THREADS = 384
-WIDTHS = tuple(sorted({*range(16, 257, 16), 232, 248}))
+INTEGER_WIDTHS = tuple(range(16, 257, 16))
+"""Supported N of a wgmma in int8."""
+WIDTHS = tuple(sorted({*INTEGER_WIDTHS, 232, 248}))
 """Supported N of a wgmma (kernels/common/wgmma_widths.cuh)."""
 MOST_IN_BOX = 256
 """Largest side of a TMA box."""
@@ -37,6 +41,17 @@ class Tiling:
     columns: int
     images: int = 1
     """Images per tile: whole ones, if several."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of channels per pixel of a window, the swizzle span."""
+        is_narrow = self.conv.windows.element_bytes * self.conv.windows.channels == NARROW_ROW_BYTES
+        return NARROW_ROW_BYTES if is_narrow else ROW_BYTES
+
+    @property
+    def staged_row_bytes(self) -> int:
+        """Bytes of filters per pixel of a staging tile, the swizzle span."""
+        return min(FILTERS * self.conv.windows.element_bytes, ROW_BYTES)
 
     @property
     def stacked(self) -> bool:
@@ -66,8 +81,9 @@ class Tiling:
         else:
             stored = self.window[1] if self.one_box else self.columns
             pixels = (self.rows - 1) * self.window[1] + stored
-        index = bisect_left(WIDTHS, pixels)
-        return WIDTHS[index] if index < len(WIDTHS) else None
+        widths = INTEGER_WIDTHS if self.conv.windows.element_bytes == 1 else WIDTHS
+        index = bisect_left(widths, pixels)
+        return widths[index] if index < len(widths) else None
 
     @property
     def box(self) -> tuple[int, int]:
@@ -104,29 +120,40 @@ class Tiling:
     @cached_property
     def window_bytes(self) -> int:
         """Bytes of one k-tile of the window."""
-        return self.images * self.window[0] * self.window[1] * ROW_BYTES
+        return self.images * self.window[0] * self.window[1] * self.row_bytes
 
     @cached_property
     def stage_bytes(self) -> int:
         """Bytes of a window, including what the last tap of the last columns reads past its end."""
         assert self.width
-        read = (self.width + self.conv.reach[0] * self.window[1] + self.conv.reach[1]) * ROW_BYTES
+        read = (self.width + self.conv.reach[0] * self.window[1] + self.conv.reach[1]) * self.row_bytes
         return ceil_div(max(read, self.window_bytes), 1024) * 1024
 
     @property
     def window_map(self) -> TiledMap:
-        return self.conv.windows.window_map(Buffer("x"), self.window[1], self.window[0], self.images)
+        rows, columns = self.window
+        return self.conv.windows.window_map(Buffer("x"), columns, rows, self.images, self.row_bytes)
 
     def weight_map(self, weight: Buffer) -> TiledMap:
-        return self.conv.windows.weight_map(weight, self.conv.filters, FILTERS)
+        """Return the map of one k-tile and tap of 64 filters. In 8 bits, rows 8 apart of 16 are adjacent filters."""
+        w = self.conv.windows
+        if w.element_bytes > 1:
+            return w.weight_map(weight, self.conv.filters, FILTERS)
+        depth = self.conv.taps * w.channels  # elements are bytes
+        return TiledMap(
+            weight, w.dtype, (depth, 8, 2, self.conv.filters // 16), (self.row_bytes, 8, 2, FILTERS // 16),
+            self.row_bytes, (2 * depth, depth, 16 * depth),
+        )  # fmt: skip
 
     def _panel_map(self, buffer: str) -> TiledMap:
-        """Boxes of 64 filters, or of 32 if 32-bit. TMA strides make the pixels of a placement adjacent."""
+        """Return the map of boxes of 64 filters, or of 32 if 32-bit. TMA strides make the pixels of a placement adjacent."""
         conv, w = self.conv, self.conv.windows
-        sizes, box = (conv.filters, w.output[1], w.output[0], w.batch), (w.k_tile, *self.box, self.images)
+        row = self.staged_row_bytes
+        sizes = (conv.filters, w.output[1], w.output[0], w.batch)
+        box = (row // w.element_bytes, *self.box, self.images)
         if conv.placement == UNPLACED:
             strides = pixel_strides(conv.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
-            return TiledMap(Buffer(buffer), w.dtype, sizes, box, strides=strides)
+            return TiledMap(Buffer(buffer), w.dtype, sizes, box, row, strides)
         step_h, step_w, offset_h, offset_w, height, width = conv.placement.values
         pixel = conv.filters * w.element_bytes
         return TiledMap(
