@@ -146,7 +146,7 @@ class Tiling:
         )  # fmt: skip
 
     def _panel_map(self, buffer: str) -> TiledMap:
-        """Return the map of boxes of 64 filters, or of 32 if 32-bit. TMA strides make the pixels of a placement adjacent."""
+        """Return the map of boxes of 64 filters (32 if 32-bit). TMA strides make the pixels of a placement adjacent."""
         conv, w = self.conv, self.conv.windows
         row = self.staged_row_bytes
         sizes = (conv.filters, w.output[1], w.output[0], w.batch)
