@@ -53,7 +53,7 @@ constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_PIXELS * ROW_BYTES;
 // The last columns' last tap reads past the window: those bytes are zero.
 constexpr int READ_BYTES = (WGMMA_N + REACH_H * WINDOW_WIDTH + REACH_W) * ROW_BYTES;
 constexpr int WINDOW_STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
-enum { STAGED_ROW = sizeof(Element) == 1 ? 64 : 128 };  // bytes of filters per pixel
+enum : int { STAGED_ROW = sizeof(Element) == 1 ? 64 : 128 };  // bytes of filters per pixel
 constexpr int HALF_BYTES = WGMMA_N * STAGED_ROW, HALVES = sizeof(Element) == 4 ? 2 : 1;
 constexpr int STAGING_BYTES = HALVES * HALF_BYTES;
 constexpr int STAGING_TILES = CONSUMERS / HALVES;  // 32-bit: both consumers take turns with one
@@ -321,12 +321,13 @@ struct StagingTile {
     __device__ __forceinline__ void store(const Accumulators& acc, const Tile& tile, const Biases& biases) {
         wait();
         const u32 first = row();
-        constexpr int AT_ONCE = sizeof(Element) == 1 ? 4 : 2, REST = BLOCKS % AT_ONCE;
+        constexpr int AT_ONCE = sizeof(Element) == 1 ? 4 : 2;
 #pragma unroll
-        for (int block = 0; block + AT_ONCE <= BLOCKS; block += AT_ONCE)
+        for (int block = 0; block + AT_ONCE - 1 < BLOCKS; block += AT_ONCE)
             finish_blocks<AT_ONCE>(acc + 4 * block, first + block * 8 * STAGED_ROW, biases);
-        if constexpr (REST)
-            finish_blocks<REST>(acc + 4 * (BLOCKS - REST), first + (BLOCKS - REST) * 8 * STAGED_ROW, biases);
+        if constexpr (BLOCKS % AT_ONCE)
+            finish_blocks<BLOCKS % AT_ONCE>(acc + 4 * (BLOCKS - BLOCKS % AT_ONCE),
+                                            first + (BLOCKS - BLOCKS % AT_ONCE) * 8 * STAGED_ROW, biases);
         fence_async_proxy();
         warpgroup_sync(consumer);
         if (!copier) return;
