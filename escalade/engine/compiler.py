@@ -16,12 +16,14 @@ from escalade.engine.capture.example_inputs import ExampleInputs, has_batch_dime
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
-from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.graph.graph import KEPT, Batch, Graph
 from escalade.engine.network import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
-from escalade.engine.passes.calibrate import ranges, transfer_ranges
+from escalade.engine.passes.calibrate import histograms, transfer_ranges
+from escalade.engine.passes.histograms import METHODS
+from escalade.engine.passes.quantize import is_kept
 from escalade.engine.programs import ModelFile, module_of, of_program, read_model
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.engine.weight_update import SourceModel
@@ -42,6 +44,8 @@ def compile(
     device: torch.device | str | None = None,
     normalize: Normalization | None = None,
     calibration: Iterable[Any] | None = None,
+    calibration_method: str = "max",
+    keep: Mapping[str, Iterable[str]] | None = None,
     plans: int = DEFAULT_PLANS,
     measured: bool = False,
     buffers: int = 1,
@@ -70,6 +74,9 @@ def compile(
         normalize: (mean, std). Inputs are then images with values 0 to 255, in uint8 or floating point, and the engine
             computes (x / 255 - mean) / std first.
         calibration: Batches to measure value ranges on, for int8 and fp8.
+        calibration_method: How a range follows from what was measured: "max" (the largest magnitude), "percentile" (of
+            99.99% of the elements) or "mse" (the least mean squared error). See `engine.calibration_report()`.
+        keep: Layers that are not quantized, such as {"fp16": ["conv1", "layer4"]}; a name includes the layers inside.
         plans: Number of input sizes that stay planned at a time.
         measured: Time each step of a new plan against PyTorch's operators, use the faster, and remember it for the
             card. Needs a GPU and takes seconds.
@@ -115,6 +122,7 @@ def compile(
             f"dtype {dtype} needs calibration=batches, a few batches of representative inputs to measure the ranges of "
             "the network's values on"
         )
+    _check_calibration(dtype, calibration_method, keep)
     inputs = _as_arguments(example_inputs)
     example = ExampleInputs.of(inputs, example_keywords)
     tensors = example.tensors
@@ -126,7 +134,7 @@ def compile(
     graphs = _GraphProvider(captured, dtype, normalize, _tensor_device(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
-        graphs.calibrate(graph, calibration)
+        graphs.calibrate(graph, calibration, calibration_method, keep or {})
     engine = Engine(
         graph,
         dtype,
@@ -156,6 +164,20 @@ def _with_example(
     if inputs is None:
         return file.model, file.require_arguments(), file.keywords
     return file.model, inputs, keywords
+
+
+def _check_calibration(dtype: str, method: str, keep: Mapping[str, Iterable[str]] | None) -> None:
+    if method not in METHODS:
+        raise UnsupportedError(f"calibration_method={method!r}: pass one of {', '.join(map(repr, METHODS))}")
+    if keep is None:
+        return
+    if dtype not in QUANTIZED:
+        raise UnsupportedError(f"keep is for dtype int8 or fp8; {dtype} quantizes nothing")
+    is_named = isinstance(keep, Mapping) and {*keep} <= {"fp16"}
+    if not is_named or any(isinstance(layers, str) for layers in keep.values()):
+        raise UnsupportedError(
+            f'keep={keep!r}: pass the names of layers that stay in 16 bits, as {{"fp16": ["conv1", "layer4"]}}'
+        )
 
 
 def _example_inputs_for(
@@ -250,10 +272,23 @@ class _GraphProvider:
             insert_normalization(graph, self._normalize)
         return graph
 
-    def calibrate(self, graph: Graph, batches: Iterable[Any]) -> None:
+    def calibrate(
+        self, graph: Graph, batches: Iterable[Any], method: str, keep: Mapping[str, Iterable[str]]
+    ) -> None:
         """Measure the ranges of values in the first graph; graphs for other sizes reuse them."""
         fused = self._fuse(graph)
-        graph.ranges = ranges(fused, batches, self._tensor_device)
+        layers = [layer for layers in keep.values() for layer in layers]
+        for layer in layers:
+            if not any(is_kept(node, [layer]) for node in fused):
+                raise UnsupportedError(
+                    f"keep names {layer!r}, which is no layer of the model that the engine computes"
+                )
+        found = histograms(fused, batches, self._tensor_device)
+        ranges = {name: METHODS[method](each, self._dtype) for name, each in found.items()}
+        graph.calibrated = {
+            name: found[name].calibrated(range, self._dtype) for name, range in ranges.items()
+        }
+        graph.ranges = ranges | {KEPT + layer: 0.0 for layer in layers}
         self._fused = replace(fused, ranges=graph.ranges)
 
     def _fuse(self, graph: Graph) -> Graph:

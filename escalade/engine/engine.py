@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.nvrtc import add_bundled
 from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts
 from escalade.engine.cached_plan import GuardedPlan
+from escalade.engine.calibration_report import CalibrationReport, report
 from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
@@ -42,6 +43,7 @@ from escalade.engine.streaming import stream
 from escalade.engine.weight_update import SourceModel, require_entries
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import QUANTIZED
 
 logger = logging.getLogger("escalade")
 
@@ -332,6 +334,12 @@ class Engine(torch.nn.Module):
         if plan is None:
             raise UnsupportedError("the engine has no plan yet; pass inputs like those of a call to explain")
         return explain_plan(plan, device=self._settings.where)
+
+    def calibration_report(self) -> CalibrationReport:
+        """Describe the range that calibration chose for each layer, how much of it saturates, and the error."""
+        if self.dtype not in QUANTIZED:
+            raise UnsupportedError(f"the engine's dtype is {self.dtype}; only int8 and fp8 are calibrated")
+        return report(self._captured, self._plans.networks.first.optimized("nchw"), self.dtype)
 
     @torch.inference_mode(False)
     @torch.no_grad()

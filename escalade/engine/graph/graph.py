@@ -114,6 +114,21 @@ class NodeTable(dict[str, Node]):
             self.readers[value].pop(name, None)
 
 
+KEPT = "kept in fp16: "
+
+
+@dataclass(frozen=True)
+class CalibratedValue:
+    """Effect of quantizing a value with its range."""
+
+    largest: float
+    """Largest magnitude seen."""
+    saturated: float
+    """Share of the elements beyond the range."""
+    snr_db: float
+    """Ratio of the value's power to that of the quantization error, in decibels."""
+
+
 @dataclass
 class Graph:
     """Inputs, constants and nodes in topological order."""
@@ -135,7 +150,10 @@ class Graph:
     writes_inputs: bool = False
     """True if the model writes to its inputs; an engine never does."""
     ranges: Mapping[str, float] = field(default_factory=dict)
-    """Largest magnitude in calibration of each value of the fused graph, for quantized dtypes."""
+    """Range of each value of the fused graph, for quantized dtypes. Keys that begin with `KEPT` name layers of the
+    model that stay in 16 bits."""
+    calibrated: Mapping[str, CalibratedValue] = field(default_factory=dict)
+    """What calibration found about the values with a range; not saved."""
     typed: bool = False
     """True if floating types are exact: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from escalade.engine.graph.graph import Batch, Graph
+from escalade.engine.graph.graph import KEPT, Batch, Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
+from escalade.engine.passes.histograms import Histogram
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import counted
 
 MAX_BATCHES = 64  # ranges converge long before
 
 
-def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[str, float]:
-    """Return the largest magnitude of every value over these batches of inputs."""
+def histograms(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[str, Histogram]:
+    """Return the magnitudes of every value over these batches of inputs."""
     constants = {name: tensor.to(device) for name, tensor in graph.constants.items()}
-    largest: dict[str, float] = {}
+    found: dict[str, Histogram] = {}
     seen = 0
     if not isinstance(batches, Iterable):
         raise UnsupportedError(f"calibration is of type {type(batches).__name__}; pass a list of batches")
@@ -35,17 +35,17 @@ def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[s
             raise UnsupportedError(
                 f"calibration batch of {counted(len(inputs), 'tensor')}; the model takes {len(graph.inputs)}"
             )
-        _update_ranges(largest, graph, constants, [tensor.to(device) for tensor in inputs])
+        _add_batch(found, graph, constants, [tensor.to(device) for tensor in inputs])
         seen += 1
         if seen == MAX_BATCHES:
             break
     if not seen:
         raise UnsupportedError("calibration has no batches; pass a few that are representative of the data")
-    return largest
+    return found
 
 
-def _update_ranges(
-    largest: dict[str, float], graph: Graph, constants: dict[str, torch.Tensor], inputs: list[torch.Tensor]
+def _add_batch(
+    found: dict[str, Histogram], graph: Graph, constants: dict[str, torch.Tensor], inputs: list[torch.Tensor]
 ) -> None:
     concrete = graph.at(_batch(graph, inputs))
     values: dict[str, torch.Tensor] = dict(constants)
@@ -59,13 +59,12 @@ def _update_ranges(
             result = compute(node, {role: values[name] for role, name in node.inputs.items()}, device)
             values[node.name] = result
             if result.is_floating_point() and result.numel():
-                magnitude = float(result.abs().max())
-                if not math.isfinite(magnitude):
+                if not bool(torch.isfinite(result).all()):
                     raise UnsupportedError(
                         f"values are not finite in calibration, first at {node.source or node.name}; check the "
                         "calibration batches, or use fp16"
                     )
-                largest[node.name] = max(largest.get(node.name, 0.0), magnitude)
+                found.setdefault(node.name, Histogram.empty()).add(result)
 
 
 def _batch(graph: Graph, inputs: list[torch.Tensor]) -> int:
@@ -90,4 +89,5 @@ def transfer_ranges(measured: Graph, fused: Graph) -> dict[str, float]:
             "the ranges were measured with inputs of other sizes, for which the graph differs; compile "
             "it again with calibration batches of this size"
         )
-    return {names[name]: range for name, range in measured.ranges.items() if name in names}
+    kept = {name: range for name, range in measured.ranges.items() if name.startswith(KEPT)}
+    return kept | {names[name]: range for name, range in measured.ranges.items() if name in names}

@@ -7,12 +7,12 @@ the result by its own scale. A stem multiplies in 16 bits and stores bytes: its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import KEPT, Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Quantize
@@ -36,6 +36,12 @@ def quantized_weights(node: Node) -> dict[str, str]:
     return {weight: value for weight, value in inputs.items() if weight in node.inputs}
 
 
+def is_kept(node: Node, layers: Iterable[str]) -> bool:
+    """Return True if a node comes from one of these layers of the model, or from inside one."""
+    sources = [source.strip() for source in (node.source or "").split(",")]
+    return any(source == layer or source.startswith(f"{layer}.") for layer in layers for source in sources)
+
+
 def _values(node: Node) -> dict[str, str]:
     return {role: node.inputs[role] for role in operator_of(node).values if role in node.inputs}
 
@@ -50,6 +56,7 @@ class _Quantization:
 
     def apply(self) -> None:
         graph = self.graph
+        self.kept = [name.removeprefix(KEPT) for name in self.ranges if name.startswith(KEPT)]
         self.quantized = {node.name for node in graph if self._is_quantizable(node)}
         self.in_bytes = {
             node.name
@@ -72,6 +79,7 @@ class _Quantization:
         measured = {node.name, *_values(node).values()}
         return (
             bool(weights)
+            and not is_kept(node, self.kept)
             and all(size % CHANNEL_UNIT == 0 for size in sizes)
             and measured <= self.ranges.keys()
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from escalade.engine.backend import escalade_backend
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
+from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import fuse, optimize
-from escalade.engine.passes.calibrate import ranges
+from escalade.engine.passes.calibrate import histograms
 from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes.histograms import BINS, METHODS, Histogram
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import QUANTIZED, STORAGE
 from escalade_apps.classify.images import Crop, decode
@@ -71,6 +75,10 @@ def network() -> nn.Module:
 def batches(count: int = 3) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(8, 3, 12, 12, generator=generator) for _ in range(count)]
+
+
+def largest(graph: Graph, batches: Iterable[torch.Tensor]) -> dict[str, float]:
+    return {name: each.largest for name, each in histograms(graph, batches, torch.device("cpu")).items()}
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -183,18 +191,18 @@ def test_a_saved_engine_needs_no_calibration(dtype: str, network: nn.Module, tmp
 
 def test_ranges_are_the_largest_magnitudes(network: nn.Module) -> None:
     graph = fuse(capture(network, (torch.randn(1, 3, 12, 12),)), "int8")
-    found = ranges(graph, batches(), torch.device("cpu"))
+    found = largest(graph, batches())
     with torch.no_grad():
         stem = max(float(network.stem(batch).abs().max()) for batch in batches())  # type: ignore[operator]
     name = next(node.name for node in graph if node.op == "stem")
     assert found[name] == pytest.approx(stem, rel=1e-5)
-    assert ranges(graph, iter(batches()), torch.device("cpu")) == found
+    assert largest(graph, iter(batches())) == found
 
 
 @each_dtype
 def test_optimising_twice_gives_the_same_graph(dtype: str, network: nn.Module) -> None:
     graph = capture(network, (torch.randn(1, 3, 12, 12),))
-    graph.ranges = ranges(fuse(graph, dtype), batches(), torch.device("cpu"))
+    graph.ranges = largest(fuse(graph, dtype), batches())
     first, second = optimize(graph, dtype), optimize(graph, dtype)
     assert first.nodes == second.nodes and first.constants.keys() == second.constants.keys()
     assert not any("quantized" in node.attributes for node in graph)
@@ -223,6 +231,73 @@ def test_errors(dtype: str, network: nn.Module) -> None:
     graph.ranges = {"stem": 1.0}
     with pytest.raises(UnsupportedError, match="fused plans"):
         Engine(graph, dtype, "cpu", fusion=FusionLevel.separate)
+
+
+def test_methods_choose_ranges() -> None:
+    """Of a normal value with one outlier: the maximum covers it, the percentile does not."""
+    torch.manual_seed(3)
+    values = torch.randn(200_000).relu()
+    values[7] = 40.0
+    found = Histogram.empty()
+    for part in values.split(50_000):
+        found.add(part)
+    assert found.zeros + float(found.counts.sum()) == len(values) and found.counts.numel() == BINS
+    chosen = {name: method(found, "int8") for name, method in METHODS.items()}
+    assert chosen["max"] == 40.0
+    assert chosen["percentile"] == pytest.approx(float(values.quantile(0.9999)), abs=found.limit / BINS)
+
+    def error(range: float) -> float:
+        step = range / 127
+        return float(((values / step).round().clamp(-128, 127) * step - values).square().sum())
+
+    assert all(error(chosen["mse"]) <= 1.02 * error(range) for range in (5.0, 10.0, 20.0, 30.0, 40.0))
+    for range in (4.0, 40.0):  # the estimate of the error is that of quantizing
+        seen = found.calibrated(range, "int8")
+        assert seen.snr_db == pytest.approx(
+            10 * math.log10(float(values.square().sum()) / error(range)), abs=0.5
+        )
+        assert seen.saturated == pytest.approx(float((values > range).float().mean()), abs=1e-5)
+    assert METHODS["mse"](found, "fp8") > 20.0  # e4m3 has as many bits for small values
+    empty = Histogram.empty()
+    empty.add(torch.zeros(5))
+    assert [method(empty, "int8") for method in METHODS.values()] == [0.0, 0.0, 0.0]
+
+
+@each_dtype
+def test_the_report_shows_what_is_quantized_and_kept(
+    dtype: str, network: nn.Module, tmp_path: pathlib.Path
+) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    kept = {"fp16": ["blocks.0.first"]}
+    engine = compile(
+        network, x, dtype=dtype, device="cpu", calibration=batches(), calibration_method="mse", keep=kept
+    )
+    report = engine.calibration_report()
+    by_source = {layer.source: layer for layer in report.layers}
+    assert by_source["blocks.0.first"].products == "fp16" and by_source["blocks.0.second"].products == dtype
+    layer = by_source["blocks.0.second"]
+    assert layer.largest is not None and layer.snr_db is not None and layer.saturated is not None
+    assert 0 < layer.range <= layer.largest and layer.snr_db > 20 and 0 <= layer.saturated < 0.05
+    assert "blocks.0.second" in str(report) and '"snr_db"' in report.to_json()
+    engine.save(tmp_path / "kept.escalade")
+    again = escalade.load(tmp_path / "kept.escalade", device="cpu")
+    assert torch.equal(again(x), engine(x))
+    loaded = {layer.source: layer for layer in again.calibration_report().layers}
+    assert loaded["blocks.0.first"].products == "fp16" and loaded["blocks.0.second"].range == layer.range
+    with torch.no_grad():
+        assert difference(engine(x), network(x)) < TOLERANCE[dtype]
+    for changed, match in (
+        ({"keep": {"fp16": ["nothing"]}}, "no layer"),
+        ({"keep": {"fp32": ["stem"]}}, "stay in 16 bits"),
+        ({"keep": {"fp16": "stem"}}, "stay in 16 bits"),
+        ({"calibration_method": "best"}, "pass one of"),
+    ):
+        with pytest.raises(UnsupportedError, match=match):
+            compile(network, x, dtype=dtype, device="cpu", calibration=batches(), **changed)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="keep is for dtype"):
+        compile(network, x, dtype="fp16", device="cpu", keep=kept)
+    with pytest.raises(UnsupportedError, match="only int8 and fp8"):
+        compile(network, x, dtype="fp16", device="cpu").calibration_report()
 
 
 @each_dtype
