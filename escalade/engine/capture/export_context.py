@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.fx
 from torch import nn
+from torch._functorch import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
@@ -81,3 +83,54 @@ def _thread_local(tracer: Any) -> Any:
             return super().getattr(name, value, proxies)
 
     return ThreadLocalTracer
+
+
+@contextmanager
+def joint_graph_traced_once() -> Iterator[None]:
+    """Keep `aot_export_module` from tracing a joint graph again, in this thread.
+
+    It does so to drop the tangents and the gradients of inputs that need none, which takes longer than the first trace.
+    """
+    names: Any = aot_autograd
+    original, thread = names.make_fx, threading.get_ident()
+
+    def make_fx(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Callable[..., Any]:
+        joint = _traced_joint(function) if threading.get_ident() == thread else None
+        if joint is None:
+            made: Callable[..., Any] = original(function, *arguments, **keywords)
+            return made
+        return functools.partial(_flattened, joint)
+
+    names.make_fx = make_fx
+    try:
+        yield
+    finally:
+        names.make_fx = original
+
+
+def _traced_joint(function: Callable[..., Any]) -> torch.fx.GraphModule | None:
+    """Return the joint graph that a function of `aot_export_module` calls; None if it is not as we know it."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    free = dict(zip(code.co_freevars, cells or (), strict=False)) if code is not None else {}
+    joint = free["fx_g"].cell_contents if free.keys() == {"fx_g", "metadata"} else None
+    return joint if isinstance(joint, torch.fx.GraphModule) else None
+
+
+def _flattened(joint: torch.fx.GraphModule, *arguments: Any) -> torch.fx.GraphModule:
+    """Return the joint graph with plain inputs, no tangents, and the gradients of arguments that require them."""
+    graph = joint.graph
+    for tangent in list(graph.find_nodes(op="placeholder"))[len(arguments) :]:
+        graph.erase_node(tangent)
+    (output,) = graph.find_nodes(op="output")
+    results: list[Any] = list(output.args[0])
+    split = len(results) - len(arguments)
+    gradients = [
+        gradient
+        for argument, gradient in zip(arguments, results[split:], strict=True)
+        if isinstance(argument, torch.Tensor) and argument.requires_grad
+    ]
+    assert None not in gradients, "a parameter that requires a gradient has none"
+    output.args = ((*results[:split], *gradients),)
+    graph.set_codegen(torch.fx.graph.CodeGen())
+    joint.recompile()
+    return joint

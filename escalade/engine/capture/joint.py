@@ -53,8 +53,10 @@ class Joint:
     """Parameters with a gradient among the outputs."""
     changed: tuple[str, ...]
     """Buffers with a new value among the outputs."""
-    module: torch.fx.GraphModule
-    """PyTorch's operators of the step, from the graph's inputs to its outputs."""
+    traced: torch.fx.GraphModule
+    """AOTAutograd's graph: from the graph's inputs to results that include its outputs."""
+    results: tuple[int, ...]
+    """Which of these results each output of the graph is."""
     constants: tuple[torch.Tensor, ...] = ()
     """Constants of the loss, such as class weights; the graph has copies of them."""
 
@@ -66,7 +68,12 @@ class Joint:
         graph.outputs = tuple(self.graph.outputs[index] for index in indices)
         graph.output_types = tuple(self.graph.output_types[index] for index in indices)
         graph.remove_dead_code()
-        return replace(self, graph=graph, trained=tuple(trained), module=_with_results(self.module, indices))
+        results = tuple(self.results[index] for index in indices)
+        return replace(self, graph=graph, trained=tuple(trained), results=results)
+
+    def module(self) -> torch.fx.GraphModule:
+        """Return PyTorch's operators of the step, from the graph's inputs to its outputs."""
+        return _with_results(self.traced, self.results)
 
 
 def capture_step(
@@ -109,6 +116,8 @@ def capture_step(
 def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joint:
     from torch._functorch.aot_autograd import aot_export_module
 
+    from escalade.engine.capture.export_context import joint_graph_traced_once
+
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -127,7 +136,8 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
             with mode:
                 step.prepare(arguments)
-            module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
+            with joint_graph_traced_once():
+                module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -390,17 +400,16 @@ class _JointReader(FunctionalReader):
             raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
         self.set_outputs(graph, [losses[-1], *gradients, *new])
         order = [*range(len(results))]
-        module = _with_results(
-            self._module,
-            [
-                order[len(changed) + step.scaled],
-                *order[len(results) - len(trained) :],
-                *order[: len(changed)],
-            ],
+        chosen = (
+            order[len(changed) + step.scaled],
+            *order[len(results) - len(trained) :],
+            *order[: len(changed)],
         )
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
         constants = tuple(self.constants)
-        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), module, constants)
+        return Joint(
+            graph, parameters, buffers, tuple(trained), tuple(changed), self._module, chosen, constants
+        )
 
     def _changed(self) -> list[str]:
         """Return the buffers that the step writes to, in the order of their new values among the results."""

@@ -7,7 +7,7 @@ Capture creates a graph, passes rewrite it, and a plan chooses kernels for it. N
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,10 +89,12 @@ class NodeTable(dict[str, Node]):
     """Nodes by name, with an index of the readers of each value."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
-        super().__init__()
+        super().__init__(nodes)
         self.readers: dict[str, dict[str, None]] = {}
         """Names of the nodes that read each value, as an unordered set."""
-        self.update(nodes)
+        for name, node in nodes.items():
+            for value in node.inputs.values():
+                self.readers.setdefault(value, {})[name] = None
 
     def __setitem__(self, name: str, node: Node) -> None:
         self._forget(name)
@@ -107,6 +109,15 @@ class NodeTable(dict[str, Node]):
     def update(self, nodes: Mapping[str, Node]) -> None:  # type: ignore[override]
         for name, node in nodes.items():
             self[name] = node
+
+    def insert_before(self, before: str, node: Node) -> None:
+        """Add a node in front of another one; the index of readers only grows by it."""
+        names = list(self)
+        after = {name: self[name] for name in names[names.index(before) :]}
+        for name in after:
+            super().__delitem__(name)
+        self[node.name] = node
+        super().update(after)
 
     def _forget(self, name: str) -> None:
         node = self.get(name)
@@ -270,7 +281,8 @@ class Graph:
         del self.nodes[node.name]
 
     def insert_before(self, before: str, node: Node) -> None:
-        self._rebuild(n for old in self for n in ((node, old) if old.name == before else (old,)))
+        assert isinstance(self.nodes, NodeTable)
+        self.nodes.insert_before(before, node)
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node
@@ -284,9 +296,6 @@ class Graph:
             else:
                 del self.nodes[node.name]
         self.constants = {name: tensor for name, tensor in self.constants.items() if name in needed}
-
-    def _rebuild(self, nodes: Iterable[Node]) -> None:
-        self.nodes = {node.name: node for node in nodes}
 
     def at(self, batch: int) -> Graph:
         """Return the graph with fixed sizes for one batch size."""

@@ -40,7 +40,12 @@ def fuse_bias_gradients(graph: Graph) -> None:
         if not Conv2dWeightGradient.matches(node) or node.attributes["bias"]:
             continue
         gradient = node.inputs["gradient"]
-        bias = next((other for other in graph if _is_bias_gradient(other, gradient, graph)), None)
+        image = graph.nodes.get(gradient)
+        rows = graph.readers(image.inputs["x"]) if Reshape.matches(image) else []
+        sums = (
+            other for other in (*graph.readers(gradient), *rows) if _is_bias_gradient(other, gradient, graph)
+        )
+        bias = next(sums, None)
         if bias is None or bias.dtype != node.dtype:
             continue
         fused = node.with_attributes(bias=True)

@@ -111,7 +111,7 @@ class PlannedStep:
             self.program = ReferenceStep(planned(), constants, bound, self._casts.run)
         else:
             kept = [index for index in range(first + len(joint.changed)) if index not in counted]
-            self.program = OperatorStep(planned(), joint.module, [bound[name] for name in names], kept)
+            self.program = OperatorStep(planned(), joint.module(), [bound[name] for name in names], kept)
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
         self._all_reduce: Callable[[], None] | None = None

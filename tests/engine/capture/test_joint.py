@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._functorch import aot_autograd
 
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.capture.reader import CaptureError
@@ -117,3 +119,14 @@ def test_layers_that_the_loss_does_not_depend_on_may_run() -> None:
     model, x = _Idle(), torch.randn(2, 4, 3)
     joint = capture_step(model, F.mse_loss, (x,), (torch.randn(2, 4, 3),))
     assert set(joint.trained) == {"used.weight", "used.bias"}
+
+
+def test_the_joint_graph_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd would trace it again to drop its tangents."""
+
+    def trace(*_: Any, **__: Any) -> Any:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(aot_autograd, "make_fx", trace)
+    joint = capture_step(nn.Linear(3, 2), F.mse_loss, [torch.randn(4, 3)], [torch.randn(4, 2)])
+    assert joint.trained == ("weight", "bias") and aot_autograd.make_fx is trace
