@@ -75,7 +75,7 @@ def report(captured: Graph, optimized: Graph, dtype: str) -> CalibrationReport:
             CalibratedLayer(
                 node.name, node.source or "", node.op, node.attributes.get("quantized") or "fp16",
                 node.attributes.get("store") or "fp16", captured.ranges[node.name],
-                seen and seen.largest, seen and seen.saturated, seen and seen.snr_db,
+                *((seen.largest, seen.saturated, seen.snr_db) if seen else (None, None, None)),
             )
         )  # fmt: skip
     return CalibrationReport(dtype, tuple(layers))

@@ -31,7 +31,7 @@ from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.matching import MATCHERS
 from escalade.engine.passes import for_batch, fuse, optimize, optimize_step
 from escalade.engine.passes.batch_norm import scaled_axis
-from escalade.engine.passes.calibrate import ranges
+from escalade.engine.passes.calibrate import histograms
 from escalade.engine.passes.channel_order import (
     passing_channels,
     reading_channels,
@@ -40,7 +40,7 @@ from escalade.engine.passes.channel_order import (
 )
 from escalade.engine.passes.channel_scale import channel_scale
 from escalade.engine.passes.epilogues import takes_epilogue
-from escalade.engine.passes.quantize import fp8_weights
+from escalade.engine.passes.quantize import quantized_weights
 from escalade.engine.passes.reorder_flattened import feature_constants
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.step import PlanStep
@@ -211,7 +211,8 @@ def find(name: str) -> Found:
         x = torch.rand(BATCH, *example.shape) * 255
     dtype = example.dtype or "fp32"
     if dtype == "fp8":
-        graph.ranges = ranges(fuse(graph, dtype), [x], torch.device("cpu"))
+        found = histograms(fuse(graph, dtype), [x], torch.device("cpu"))
+        graph.ranges = {name: each.largest for name, each in found.items()}
     graph = optimize(graph, dtype) if example.dtype else graph
     fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     return find_among(name, fixed, dtype, x)
@@ -395,7 +396,7 @@ def test_channels_of_zeros_change_nothing(found: Found) -> None:
 
 def test_roles_are_those_of_the_node(found: Found) -> None:
     node, operator = found.step.node, operator_of(found.step.node)
-    weights = fp8_weights(node)
+    weights = quantized_weights(node)
     assert {*weights, *weights.values()} <= node.inputs.keys()
     assert set(weights.values()) <= set(operator.values)
     if found.step.lowered is not None:

@@ -293,7 +293,7 @@ def test_the_report_shows_what_is_quantized_and_kept(
         ({"calibration_method": "best"}, "pass one of"),
     ):
         with pytest.raises(UnsupportedError, match=match):
-            compile(network, x, dtype=dtype, device="cpu", calibration=batches(), **changed)  # type: ignore[arg-type]
+            compile(network, x, dtype=dtype, device="cpu", calibration=batches(), **changed)
     with pytest.raises(UnsupportedError, match="keep is for dtype"):
         compile(network, x, dtype="fp16", device="cpu", keep=kept)
     with pytest.raises(UnsupportedError, match="only int8 and fp8"):
