@@ -13,7 +13,7 @@
 //   CLUSTER   CTAs that share each weight tile by multicast; each loads a part
 //   SPLITS    CTAs of a cluster that split the k-tiles of one output tile, for problems of few tiles
 //             (conv2d/shared_sum.cuh); PARTS_APART: the exchange has its own smem, else it reuses the ring
-//   PROMOTED  accumulate every k-tile in fp32 registers: FP8 tensor cores keep only about 14 bits
+//   PROMOTED  add the accumulators of PROMOTE k-tiles up in fp32 registers: FP8 tensor cores keep only about 14 bits
 //   PLACED    y is a strided subset of a larger image (conv2d/placement.cuh)
 //   POOL_H, POOL_W  y is the max over disjoint POOL_H x POOL_W windows, with PLACES also their argmax, one byte each;
 //                   the 64 pixels of a staging tile are whole rows of windows

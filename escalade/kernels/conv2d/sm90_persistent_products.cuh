@@ -55,18 +55,20 @@ __device__ __forceinline__ void add(Accumulators& acc, const Accumulators& part)
         for (int j = 0; j < COLUMNS / 2; ++j) acc[i][j] += part[i][j];
 }
 
-// Mainloop with separate accumulators per k-tile: while one warpgroup adds them up, the other multiplies.
+// Mainloop with separate accumulators for every PROMOTE k-tiles: while one warpgroup adds them up, the other multiplies.
 __device__ __forceinline__ void multiply_promoted(Accumulators& acc, Stages& ring, int k_tiles, int first_pixel,
                                                   int first_filter) {
 #pragma unroll
     for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS / 2; ++j) acc[i][j] = 0.f;
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.next()) {
+    for (int first = 0; first < k_tiles; first += PROMOTE) {
         Accumulators part;
-        multiply_k_tile(part, ring, first_pixel, first_filter, false);
-        wgmma_wait<0>();
-        if (!PING_PONG || k_tile + 1 < k_tiles) release(ring, ring.stage);
+        for (int k_tile = first; k_tile < min(first + PROMOTE, k_tiles); ++k_tile, ring.next()) {
+            multiply_k_tile(part, ring, first_pixel, first_filter, k_tile > first);
+            wgmma_wait<0>();
+            if (!PING_PONG || k_tile + 1 < k_tiles) release(ring, ring.stage);
+        }
         add(acc, part);
     }
 }

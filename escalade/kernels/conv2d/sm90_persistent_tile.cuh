@@ -16,7 +16,8 @@ constexpr int BUFFERS = 0;              // config.buffers: staging tiles per war
 constexpr int CLUSTER = 1;              // config.cluster: CTAs that share weights by multicast
 constexpr int SPLITS = 1;               // config.splits: CTAs that share the sum of a tile
 constexpr bool PARTS_APART = true;      // config.parts_apart: partial sums do not overwrite the stages
-constexpr bool PROMOTED = false;        // promoted: promote sums to fp32 registers after every k-tile
+constexpr bool PROMOTED = false;        // config.promote > 0: promote sums to fp32 registers
+#define PROMOTE 1                       // config.promote: k-tiles between two promotions
 constexpr bool SHORTCUT = false;        // shortcut is not None
 constexpr bool PLACED = false;          // placed: y is spread over a larger image
 constexpr int CLASSES = 1;              // phases: sub-pixel phases

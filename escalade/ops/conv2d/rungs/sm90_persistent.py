@@ -109,6 +109,11 @@ class PersistentConfig(Config):
     """CTAs that share the sum of a tile (split-K)."""
 
     @property
+    def promote(self) -> int:
+        """K-tiles whose sums are promoted to fp32 registers at a time; 0 if accumulators have enough bits."""
+        return 0
+
+    @property
     def warpgroup_tile(self) -> tuple[int, int]:
         return (
             self.pixels // (2 if self.share == PIXELS else 1),
@@ -168,8 +173,7 @@ class PersistentConfig(Config):
         if it is not valid for the problem."""
         p = problem
         wg_pixels, wg_filters = self.warpgroup_tile
-        promoted = p.dtype in PROMOTE_K_TILES
-        if promoted and (wg_pixels * wg_filters > MOST_PROMOTED or self.share == DEPTH):
+        if self.promote and (wg_pixels * wg_filters > MOST_PROMOTED or self.share == DEPTH):
             return None
         if p.dtype in ("tf32", "fp8") and self.columns not in WIDTHS:
             return None
@@ -235,6 +239,21 @@ class PersistentConfig(Config):
         return (rounds * (multiplied + end) + START_CYCLES) * (SWAPPED if self.swapped else 1.0)
 
 
+@dataclass(frozen=True)
+class PromotedConfig(PersistentConfig):
+    """Config for accumulators that have fewer bits than the results."""
+
+    promote: int = 1
+
+    @staticmethod
+    def variants(config: PersistentConfig, problem: Conv2dProblem) -> tuple[PersistentConfig, ...]:
+        """Return the config with every promotion that the problem may use."""
+        if problem.dtype not in PROMOTE_K_TILES or problem.output_bytes == 1:
+            return (config,)
+        fields = config.as_dict()
+        return tuple(PromotedConfig(**fields, promote=k_tiles) for k_tiles in PROMOTE_K_TILES[problem.dtype])
+
+
 def product(
     windows: Windows,
     filters: int,
@@ -273,7 +292,6 @@ def product(
         config=config,
         epilogue=epilogue,
         share=(PING_PONG, PIXELS, FILTERS, DEPTH).index(config.share),
-        promoted=windows.dtype in PROMOTE_K_TILES,
         shortcut=shortcut,
         placed=placement != UNPLACED,
         phases=phase_count(phases),
@@ -396,7 +414,7 @@ class Persistent(HopperRung[PersistentConfig]):
     def configs(self, problem: Conv2dProblem) -> tuple[PersistentConfig, ...]:
         p = problem
         found = []
-        for candidate in self.candidates:
+        for candidate in (one for each in self.candidates for one in PromotedConfig.variants(each, p)):
             config = candidate.fitted(p)
             if p.statistics and ceil_div(p.filters, candidate.filters) > self.card.multiprocessors:
                 continue

@@ -121,7 +121,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 output=output,
                 bias=Type("float") if p.dtype == "fp8" else output,
                 config=config,
-                promote_slabs=PROMOTE_K_TILES.get(p.dtype, 0),
+                promote_slabs=min(PROMOTE_K_TILES.get(p.dtype, (0,))),
             ),
             (config.tiles(p), 1, 1),
             (config.threads, 1, 1),
