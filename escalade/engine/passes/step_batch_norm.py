@@ -22,6 +22,10 @@ from escalade.engine.passes.estimates import Estimates, nhwc_forms
 from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_operands, sort_nodes
 from escalade.ops.expressions import IDENTITY, Expression
 
+WORTHWHILE = 0.9
+"""Share of the estimated time from which on sums are left to the normalization's own kernels: estimates are off by about
+as much, and the convolution's kernel then has registers to spare."""
+
 
 def fuse_batch_norm_epilogues(graph: Graph) -> None:
     """Fuse an addition and a pointwise function into the normalization before them."""
@@ -156,7 +160,7 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
             None if here is None else estimates.total_us(nodes, here)
             for nodes in ((summed, rest), (gradient, node))
         )
-        if together is None or apart is None or together >= apart:
+        if together is None or apart is None or together >= WORTHWHILE * apart:
             continue
         if RESIDUAL_GRADIENT in outputs:
             graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)

@@ -187,6 +187,13 @@ __device__ __forceinline__ void store_shared(u32 address, float4 v) {
                  :: "r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
+// A load that stays where it is written: the compiler moves others down to where their values are used.
+__device__ __forceinline__ u32 load_early(const void* address) {
+    u32 v;
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+    return v;
+}
+
 __device__ __forceinline__ void prefetch_line(const void* address) {  // into L2
     asm volatile("prefetch.global.L2 [%0];" :: "l"(address));
 }

@@ -21,6 +21,7 @@ constexpr int NORM = 0;             // norm: y is the gradient of a normalizatio
 constexpr bool HAS_NORM = NORM > 0, MASK_BY_X = NORM == 2, MASK_BY_OUTPUT = NORM == 3, HAS_SUMS = STATISTICS || HAS_NORM;
 static_assert(!HAS_SUMS || (BUFFERS > 0 && CLUSTER == 1 && CLASSES == 1 && !PLACED),
               "sums are of whole staging tiles");
+static_assert(!HAS_NORM || sizeof(Output) == 2, "pairs are packed in registers");
 static_assert(!STATISTICS || (!HAS_AUX && !HAS_NORM), "no residual overwrites the staging tiles");
 
 template <class Stored>
@@ -145,45 +146,75 @@ struct GradientSums {
             }
     }
 
+    struct Loaded {  // half of this lane's pairs of a staging tile; zeros where there is no pixel
+        u32 xs[8], outputs[8];
+    };
+
+    // Where `load` and `add` are: a staging tile's first pixel and filter, and its rows that exist.
+    struct Place {
+        int pixel, rows, filter, filters;
+
+        // The lane's row number i of 16, and whether it exists.
+        __device__ __forceinline__ static int down(int i) { return i / 2 * 8 + i % 2; }
+        __device__ __forceinline__ bool has(int i) const { return rows >= 64 || lane_top() + down(i) < rows; }
+    };
+
+    // The pairs from number `at` on. Call it ahead of `add`: the loads take as long as what is between.
+    __device__ __forceinline__ Loaded load(const Place& place, int at) const {
+        const int channel = place.filter + lane_filter();
+        const long long first = 1LL * (place.pixel + lane_top()) * place.filters + channel;
+        Loaded loaded{};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const u32 offset = static_cast<u32>(Place::down(at + i)) * place.filters;
+            if (!place.has(at + i) || channel >= place.filters) continue;
+            loaded.xs[i] = load_early(norm.x + first + offset);
+            if (MASK_BY_OUTPUT) loaded.outputs[i] = load_early(norm.output + first + offset);
+        }
+        return loaded;
+    }
+
+    // Adds a staging tile, whose pairs are at `address(row, filter)`. `half` is its first half of x, and output.
     template <class Stored, class Address>
-    __device__ __forceinline__ void add(int panel, int pixel, int rows, int filter, int filters,
-                                        const Address& address) {
-        const int top = lane_top(), channel = filter + lane_filter();
-        if (channel >= filters) return;
+    __device__ __forceinline__ void add(int panel, const Place& place, const Loaded& half, const Address& address) {
+        const Loaded other = load(place, 8);
+        const int top = lane_top(), channel = place.filter + lane_filter();
+        if (channel >= place.filters) return;
         const u32 even = address(top, lane_filter()), odd = address(top + 1, lane_filter());
-        const long long first = 1LL * (pixel + top) * filters + channel;
-        const float2 mean = load_pair(norm.mean + channel);
+        const float2 mean = load_floats(norm.mean + channel);
         float2 scale{}, bias{};
         if constexpr (MASK_BY_X) {
-            const float2 rstd = load_pair(norm.rstd + channel), weight = load_pair(norm.weight + channel);
-            scale = make_float2(weight.x * rstd.x, weight.y * rstd.y), bias = load_pair(norm.bias + channel);
+            const float2 rstd = load_floats(norm.rstd + channel), weight = load_floats(norm.weight + channel);
+            scale = make_float2(weight.x * rstd.x, weight.y * rstd.y), bias = load_floats(norm.bias + channel);
         }
 #pragma unroll
-        for (int at = 0; at < 64; at += 32) {
-            float2 xs[8], outputs[8];  // all in flight
+        for (int at = 0; at < 16; at += 8) {
+            const Loaded& loaded = at == 0 ? half : other;
+            u32 gradients[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                gradients[i] = __float_as_uint(load_shared((i % 2 ? odd : even) + (at + i) / 2 * 8 * ROW_BYTES));
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const int row = at + i / 2 * 8 + i % 2;
-                xs[i] = outputs[i] = make_float2(0.f, 0.f);
-                if (top + row >= rows) continue;
-                xs[i] = load_pair(norm.x + first + 1LL * row * filters);
-                if (MASK_BY_OUTPUT) outputs[i] = load_pair(norm.output + first + 1LL * row * filters);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const u32 place = (i % 2 ? odd : even) + (at + i / 2 * 8) * ROW_BYTES;
-                float2 g = load_shared_pair<Stored>(place);
-                const float2 distance = make_float2(xs[i].x - mean.x, xs[i].y - mean.y);
-                if constexpr (MASK_BY_X)  // rounded as it was stored
-                    outputs[i] = make_float2(to_float(from_float<Stored>(distance.x * scale.x + bias.x)),
-                                             to_float(from_float<Stored>(distance.y * scale.y + bias.y)));
-                const bool inside = top + at + i / 2 * 8 + i % 2 < rows;
-                if (!inside || (NORM > 1 && outputs[i].x <= 0.f)) g.x = 0.f;
-                if (!inside || (NORM > 1 && outputs[i].y <= 0.f)) g.y = 0.f;
-                if constexpr (NORM > 1) store_shared(place, __uint_as_float(pack_pair<Stored>(g.x, g.y)));
+                float2 g = unpack_pair<Stored>(gradients[i]);
+                const float2 x = unpack_pair<Stored>(loaded.xs[i]);
+                const float2 distance = make_float2(x.x - mean.x, x.y - mean.y);
+                if constexpr (NORM > 1) {
+                    u32 raw = loaded.outputs[i];
+                    if constexpr (MASK_BY_X)  // rounded as it was stored
+                        raw = pack_pair<Stored>(distance.x * scale.x + bias.x, distance.y * scale.y + bias.y);
+                    const float2 output = unpack_pair<Stored>(raw);
+                    if (output.x <= 0.f) g.x = 0.f;
+                    if (output.y <= 0.f) g.y = 0.f;
+                    gradients[i] = pack_pair<Stored>(g.x, g.y);
+                }
+                if (!place.has(at + i)) g = make_float2(0.f, 0.f);
                 sums[panel].x += g.x, sums[panel].y += g.y;
                 products[panel].x += g.x * distance.x, products[panel].y += g.y * distance.y;
             }
+#pragma unroll
+            for (int i = 0; i < (NORM > 1 ? 8 : 0); ++i)
+                store_shared((i % 2 ? odd : even) + (at + i) / 2 * 8 * ROW_BYTES, __uint_as_float(gradients[i]));
         }
     }
 
@@ -194,9 +225,7 @@ struct GradientSums {
     }
 
 private:
-    template <class T>
-    __device__ __forceinline__ static float2 load_pair(const T* from) {
-        const Pack<T, 2> pair = load_pack<T, 2>(from);
-        return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
+    __device__ __forceinline__ static float2 load_floats(const float* from) {
+        return *reinterpret_cast<const float2*>(from);
     }
 };

@@ -164,6 +164,9 @@ struct StagedWriter {
             const int buffer = number % BUFFERS;
             const u32 here = staging_tiles + buffer * STAGING_BYTES;
             const Origin at = origin(first_pixel, first_filter, number);
+            const GradientSums::Place place{at.pixel, writer.pixels - at.pixel, at.filter, writer.shape.filters};
+            GradientSums::Loaded loaded;
+            if constexpr (HAS_NORM) loaded = gradient_sums.load(place, 0);
             if (HAS_AUX) {
                 barrier_wait(barriers + 8 * buffer, residual_parity);
                 if (buffer == BUFFERS - 1) residual_parity ^= 1;
@@ -182,8 +185,7 @@ struct StagedWriter {
             if constexpr (HAS_NORM) {
                 warpgroup_sync(consumer);
                 gradient_sums.add<Output>(SWAPPED ? number / STAGING_TILES_PER_ATOM : number % STAGING_TILES_PER_ATOM,
-                                          at.pixel, writer.pixels - at.pixel, at.filter, writer.shape.filters,
-                                          [&](int pixel, int filter) { return staging_address(here, pixel, filter); });
+                                          place, loaded, [&](int pixel, int filter) { return staging_address(here, pixel, filter); });
             }
             if (!BY_THREADS || HAS_AUX) {  // an async-proxy copy follows
                 fence_async_proxy();

@@ -36,11 +36,14 @@ SPLIT = ("cluster_split_k",)
 """Split-K rungs of conv2d; with a stride, a phase may have fewer k-tiles than CTAs."""
 
 
-NORM_CYCLES_A_SUM = 0.06
-"""Extra cycles per result for the sums of a normalization: 250 instructions of each of four warps per staging tile."""
+NORM_CYCLES_A_SUM = {"none": 0.1, "x": 0.22, "output": 0.35}
+"""Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56 and
+128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
 APART = 1.2
 """Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
 2 at batch 256."""
+MOST_MASKED_SUMS = 64 * 192
+"""Largest warpgroup tile with the mask of a normalization's output: its values need registers, too."""
 MOST_SPLIT_SUMS = 64 * 128
 """Largest warpgroup tile with split-K over several phases: placements need registers."""
 
@@ -81,9 +84,15 @@ class Persistent(PerPhase[PersistentConfig]):
 
         found = sorted(whole_lines or offered, key=clocks)
         if problem.norm:
-            most = self.card.multiprocessors
-            found = [config for config in found if _sums_filters(config, problem.forward.channels, most)]
+            found = [config for config in found if self._sums(problem, config)]
         return tuple(found)
+
+    def _sums(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> bool:
+        """Return True if the kernel can sum results over pixels: all tiles of a CTA have the same filters."""
+        if problem.norm == "output" and math.prod(config.warpgroup_tile) > MOST_MASKED_SUMS:
+            return False
+        staged = config.buffers > 0 and config.cluster == 1 and config.parts == 1
+        return staged and ceil_div(problem.forward.channels, config.filters) <= self.card.multiprocessors
 
     def flips(self, phase: PixelPhase, config: PersistentConfig) -> bool:
         return phase.mn_major is None or not config.supports_mn_major
@@ -95,11 +104,9 @@ class Persistent(PerPhase[PersistentConfig]):
         clocks, moved = _clocks(phase, config, self.card), self.moved(problem, phase)
         if not problem.norm:
             return apart * self.card.microseconds(clocks, moved)
-        f = problem.forward
-        rounds = ceil_div(config.tiles(phase.windows.pixels, f.channels), self.card.multiprocessors)
-        clocks += rounds * config.pixels * config.filters * NORM_CYCLES_A_SUM
-        moved += f.element_bytes * phase.elements * (2 if problem.norm == "output" else 1)
-        return self.card.microseconds(clocks, moved, launches=2)
+        results = phase.elements / self.card.multiprocessors
+        sums = NORM_CYCLES_A_SUM[problem.norm] * results / self.card.rates.clock
+        return self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
 
     def part(
         self,
@@ -132,12 +139,6 @@ class Persistent(PerPhase[PersistentConfig]):
 def _clocks(phase: PixelPhase, config: Config, card: Card) -> float:
     assert isinstance(config, PersistentConfig)
     return config.cost(phase.windows.pixels, phase.forward.channels, phase.windows.k_tiles, card)
-
-
-def _sums_filters(config: PersistentConfig, filters: int, most: int) -> bool:
-    """Return True if the kernel can sum results over pixels: all tiles of a CTA have the same filters."""
-    staged = config.buffers > 0 and config.cluster == 1 and config.parts == 1
-    return staged and ceil_div(filters, config.filters) <= most
 
 
 def _writes_lines(config: Config) -> bool:

@@ -130,6 +130,7 @@ inline void store_shared(u32 address, float4 v, TWIN_WHERE) {
 inline void store_shared(u32 address, float v, TWIN_WHERE) {
     std::memcpy(twin::shared_bytes(address, twin::own_rank(), 4, true, where), &v, 4);
 }
+inline u32 load_early(const void* address) { return *static_cast<const u32*>(address); }
 inline void prefetch_line(const void*) {}
 inline float load_shared(u32 address, TWIN_WHERE) {
     float v;
