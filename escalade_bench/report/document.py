@@ -33,6 +33,17 @@ class Heading:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A bar of a list, from zero."""
+
+    label: str
+    value: float
+    text: str
+    color: str = "red"
+    """Name of one of the page's colors."""
+
+
+@dataclass(frozen=True)
 class Plot:
     """A plot of some records: a file below docs/images in Markdown, inline SVG in HTML."""
 
@@ -40,6 +51,8 @@ class Plot:
     title: str
     draw: Callable[[], Figure]
     caption: str = ""
+    bars: Sequence[Bar] = ()
+    """The same as a list of bars, which HTML shows instead on a phone."""
 
 
 Item = str | Heading | Table | Plot | Markup
@@ -104,12 +117,26 @@ def html(items: Iterable[Item], folded: int = 0, section: str = "") -> Markup:
         elif isinstance(item, Plot):
             caption = f"<strong>{escape(item.title)}</strong>{escape(item.caption)}"
             drawn = plots.inline(item.draw, f"{section}-{number}", item.title)
+            kind = "wide plot" if item.bars else "wide"
             made.append(
-                f'<figure><figcaption>{caption}</figcaption><div class="wide">{drawn}</div></figure>\n'
+                f'<figure><figcaption>{caption}</figcaption><div class="{kind}">{drawn}</div>{_bars(item.bars)}'
+                "</figure>\n"
             )
         else:
             made.append(item if isinstance(item, Markup) else prose(item))
     return Markup("".join(made) + ("</details>\n" if is_open else ""))
+
+
+def _bars(bars: Sequence[Bar]) -> str:
+    if not bars:
+        return ""
+    most = max(bar.value for bar in bars) or 1.0
+    rows = (
+        f"<li><span>{escape(bar.label)}</span>"
+        f'<i style="--part: {bar.value / most:.4f}; --color: var(--{bar.color})"></i><b>{escape(bar.text)}</b></li>\n'
+        for bar in bars
+    )
+    return f'<ol class="bars">\n{"".join(rows)}</ol>'
 
 
 @cache

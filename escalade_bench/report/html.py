@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,7 +18,7 @@ from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.report import cells, plots, terminal
 from escalade_bench.report.changes import Changes
-from escalade_bench.report.compare import Cards, compared, grouped, of
+from escalade_bench.report.compare import Cards, Compared, compared, grouped, of
 from escalade_bench.report.document import OLDER_LEGEND, Heading, Item, Plot, html
 from escalade_bench.report.pages import (
     coverage,
@@ -36,6 +37,9 @@ from escalade_bench.report.tables import on_cards
 Section = tuple[str, str, Iterable[Item], int]
 """A name for links, a title, what is below it, and the level of headings that open on a click."""
 
+_FOLDED = ("steps", "goals", "learning", "records", "provenance")
+"""Sections that open on a click: details, which take more room than all the rest."""
+
 
 def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) -> str:
     """The whole file."""
@@ -45,7 +49,10 @@ def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) 
         lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("report.html").render(
-        sections=[(key, title, html(made, fold, key)) for key, title, made, fold in sections(found, since)],
+        sections=[
+            (key, title, html(made, fold, key), key in _FOLDED)
+            for key, title, made, fold in sections(found, since)
+        ],
         cards=", ".join(sorted({record.gpu for record in everything})),
         figures=len(everything),
         day=max(record.date for record in everything)[:10],
@@ -83,32 +90,109 @@ def _training(own: Sequence[Record]) -> list[Item]:
     return [Heading(2, own[0].gpu), *training.steps(own), *further]
 
 
-def summary(own: Sequence[Record]) -> Iterator[Item]:
-    """A row for each set of comparisons: how many are faster and slower than the best peer, and the worst."""
-    sets: list[tuple[str, dict[str, float], list[Record]]] = []
+@dataclass(frozen=True)
+class Verdict:
+    """A set of comparisons: our speed relative to the best peer by both clocks, and what is not right."""
+
+    title: str
+    ratios: Mapping[str, float]
+    """By device time, by name."""
+    per_call: Mapping[str, float]
+    """By the wall clock of a call, by name."""
+    wrong: Sequence[str]
+    """Names of what failed or computed something wrong: lost, whatever its time."""
+    records: Sequence[Record]
+
+    @staticmethod
+    def of(title: str, named: Iterable[tuple[str, Compared]]) -> Verdict:
+        rows: dict[str, Compared] = {}
+        for name, row in named:  # every row counts, also those of one name in several layouts
+            rows[name if name not in rows else f"{name} {row.ours.problem} {row.ours.layout}"] = row
+        wrong = [name for name, row in rows.items() if row.ours.failure]
+        right = {name: row for name, row in rows.items() if not row.ours.failure}
+        return Verdict(
+            title,
+            {name: ratio for name, row in right.items() if (ratio := row.device.ratio)},
+            {name: ratio for name, row in right.items() if (ratio := row.call.ratio)},
+            wrong,
+            [row.ours for row in rows.values()],
+        )
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.ratios, *self.per_call, *self.wrong}
+
+    @property
+    def lost(self) -> set[str]:
+        """Names of all comparisons that are lost by either clock, or are not right."""
+        slower = {name for by in (self.ratios, self.per_call) for name, ratio in by.items() if ratio < 1}
+        return slower | {*self.wrong}
+
+    @property
+    def worst(self) -> str:
+        by = self.ratios or self.per_call
+        return self.wrong[0] if self.wrong else min(by, key=lambda name: by[name])
+
+
+def verdicts(own: Sequence[Record]) -> list[Verdict]:
+    """All sets of comparisons that were measured."""
+    found = []
     for title, suffix in (("networks", ""), ("training steps", TRAINING_STEP)):
         rows = compared(of(own, *(name + suffix for name in WORKLOADS)))
-        ratios = {f"{c.ours.workload} {c.ours.dtype} b{c.ours.batch}": c.device.ratio or 0.0 for c in rows}
-        sets.append((title, ratios, [c.ours for c in rows]))
-    sets += [(part.title, part.ratios(), [row.ours for row in part.rows]) for part in coverage.parts(own)]
-    for direction in DIRECTIONS:
-        for part, found in layers.measured(direction, own):
-            ratios = {row.layer.problem.name: row.ratio or 0.0 for row in found}
-            sets.append((f"layers of {part.title}", ratios, [row.ours for row in found if row.ours]))
-    some = [(title, {name: r for name, r in each.items() if r}, records) for title, each, records in sets]
-    shown = [
-        text("set", lambda s: s[0]),
-        Column("compared", lambda s: str(len(s[1]))),
-        Column("faster", lambda s: str(sum(r >= 1 for r in s[1].values()))),
-        Column("slower", lambda s: str(sum(r < 1 for r in s[1].values()))),
-        Column(
-            "vs best peer, geometric mean", lambda s: cells.times(statistics.geometric_mean(s[1].values()))
-        ),
-        Column("worst", lambda s: cells.times(min(s[1].values()))),
-        text("of", lambda s: min(s[1], key=lambda name: s[1][name])),
+        found.append(
+            Verdict.of(title, ((f"{c.ours.workload} {c.ours.dtype} b{c.ours.batch}", c) for c in rows))
+        )
+    found += [
+        Verdict.of(part.title, ((coverage.network(row), row) for row in part.rows if is_judged(row)))
+        for part in coverage.parts(own)
     ]
-    title = f"All comparisons on {own[0].gpu}, by device time"
-    yield Table(shown, [one for one in some if one[1]], lambda s: s[2], title, level=2)
+    for direction in DIRECTIONS:
+        for part, layer_rows in layers.measured(direction, own):
+            ratios = {row.layer.problem.name: row.ratio for row in layer_rows if row.ratio}
+            wrong = [row.layer.problem.name for row in layer_rows if row.ours is None]
+            records = [row.ours for row in layer_rows if row.ours]
+            found.append(Verdict(f"layers of {part.title}", ratios, {}, wrong, records))
+    return [one for one in found if one.names]
+
+
+def is_judged(row: Compared) -> bool:
+    """True if a network of a module was run, not only planned."""
+    return bool(row.ours.failure) or row.ours.error is not None
+
+
+def summary(own: Sequence[Record]) -> Iterator[Item]:
+    """A sentence on all comparisons, and a row for each set: how many are faster and slower, and the worst."""
+    found = verdicts(own)
+
+    def mean(one: Verdict) -> str:
+        by = one.ratios or one.per_call
+        return cells.times(statistics.geometric_mean(by.values())) if by else ""
+
+    def least(one: Verdict) -> str:
+        return "failed" if one.wrong else cells.times(min((one.ratios or one.per_call).values()))
+
+    shown = [
+        text("set", lambda v: v.title),
+        Column("compared", lambda v: str(len(v.names))),
+        Column("faster", lambda v: str(len(v.names - v.lost))),
+        Column("slower on the device", lambda v: str(sum(r < 1 for r in v.ratios.values()))),
+        Column(
+            "slower per call", lambda v: str(sum(r < 1 for r in v.per_call.values())) if v.per_call else ""
+        ),
+        Column("not right", lambda v: str(len(v.wrong))),
+        Column("vs best peer, geometric mean", mean),
+        Column("worst", least),
+        text("of", lambda v: v.worst),
+    ]
+    title = f"All comparisons on {own[0].gpu}"
+    if found:
+        lost, every = sum(len(v.lost) for v in found), sum(len(v.names) for v in found)
+        wrong = sum(len(v.wrong) for v in found)
+        yield (
+            f"**{every - lost} of {every} comparisons with the best peer are won, and {lost} are lost**: slower on the "
+            f"device or per call by the wall clock, or not right ({wrong})."
+        )
+    yield Table(shown, found, lambda v: v.records, title, level=2)
 
 
 def _ladders(cards: Cards, everything: Sequence[Record]) -> Iterator[Item]:

@@ -56,6 +56,9 @@ _DROPPED = re.compile(r'<metadata>.*?</metadata>|\s+xmlns(:\w+)?="[^"]*"', re.DO
 _NAMED = re.compile(r'(\bid="|href="#|url\(#)')
 _WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
 
+_MOST_PANELS = 2
+"""Panels beside each other: more would be too small to read at the width of README.md."""
+
 Draw = Callable[[], "Figure"]
 
 
@@ -99,6 +102,25 @@ def _figure(width: float, height: float, title: str = "") -> tuple[Figure, Any]:
     return figure, axes
 
 
+_MOST_LINEAR = 50
+"""Largest ratio of two bars that an axis from zero shows; above it the axis is logarithmic."""
+_LOG = ", log scale"
+
+
+def _scale(axes: Any, values: Sequence[float], label: str) -> None:
+    """Let the bars start at zero; if the smallest would not show, on a logarithmic axis that says so."""
+    found = [value for value in values if value > 0]
+    if not found or max(found) <= _MOST_LINEAR * min(found):
+        axes.set_ylim(0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylabel(label)
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(10.0 ** math.floor(math.log10(0.5 * min(found))))  # the foot of the smallest bar shows
+    _plain_ticks(axes.yaxis)
+    axes.set_ylabel(label + _LOG)
+
+
 def _plain_ticks(axis: Any, unit: str = "") -> None:
     """Label 1, 2 and 5 of every decade of a logarithmic axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -125,16 +147,17 @@ def climb(
             label = f"cuDNN ({peers[dtype].system}) {1000 * tflops:,.0f}"
             axes.axhline(1000 * tflops, color=color, linewidth=1.4, linestyle=":", label=label)
     axes.set_xticks(range(len(steps)), [r.rung for r in steps], rotation=55, ha="right", fontsize=7)
-    axes.set_yscale("log")
-    _plain_ticks(axes.yaxis)
-    axes.set_ylabel("GFLOP/s")
+    _scale(axes, rates, "GFLOP/s")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
-def speedups(ratios: Mapping[str, float], title: str = "") -> Figure:
-    """A bar per network, the fastest first: above the line we are faster than the best peer."""
-    ordered = sorted(ratios.items(), key=lambda pair: -pair[1])
+def speedups(ratios: Mapping[str, float], title: str = "", wrong: Sequence[str] = ()) -> Figure:
+    """A bar per network, the fastest first: above the line we are faster than the best peer.
+
+    Networks whose results are wrong are marked behind them, in red.
+    """
+    ordered = [*sorted(ratios.items(), key=lambda pair: -pair[1]), *((name, 1.0) for name in wrong)]
     names, values = zip(*ordered, strict=True)
     figure, axes = _figure(max(4.0, min(11.0, 1.5 + 0.32 * len(names))), 3.8, title)
     colors = [GREEN if value >= 1 else RED for value in values]
@@ -142,13 +165,18 @@ def speedups(ratios: Mapping[str, float], title: str = "") -> Figure:
     bars = axes.bar(range(len(names)), heights, bottom=1, color=colors, width=0.75)
     bars[0].set_gid("networks")
     if len(names) <= 40:
-        axes.bar_label(bars, [f"{value:.1f}×" for value in values], fontsize=6, padding=1)
+        labels = [f"{value:.1f}×" for value in values[: len(ratios)]] + [""] * len(wrong)
+        axes.bar_label(bars, labels, fontsize=6, padding=1)
+    for number in range(len(ratios), len(names)):
+        axes.annotate(
+            "not right", (number, 1.05), color=RED, rotation=90, ha="center", va="bottom", fontsize=6
+        )
     axes.axhline(1, color=GREY, linewidth=1)
     axes.set_xticks(range(len(names)), names, rotation=55, ha="right", fontsize=7)
     axes.set_yscale("log")
     axes.set_ylim(min(0.8, *values), 1.2 * max(values))
     _plain_ticks(axes.yaxis, "×")
-    axes.set_ylabel("best peer's time / ours")
+    axes.set_ylabel("best peer's time / ours" + _LOG)
     return figure
 
 
@@ -160,10 +188,12 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
     if not timed:
         raise UnsupportedError("there is nothing to plot: nothing was timed")
     panels = grouped(timed, lambda r: r.dtype)
-    figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
+    across = min(_MOST_PANELS, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(4.6 * across, 3.8 * down), layout="constrained")
     figure.suptitle(title, fontsize=11)
     for place, (dtype, own) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), place)
+        axes = figure.add_subplot(down, across, place)
         for system, some in grouped(own, lambda r: r.system).items():
             color = _SYSTEM.get(system)
             for clock, line in ((on_device, "o-"), (by_clock, "o:")):
@@ -178,7 +208,8 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(batches, [f"{batch:,}" for batch in batches], rotation=45)
-        axes.set(xlabel="batch", ylabel="rows/s" if own[0].layout == "flat" else "images/s", title=dtype)
+        unit = "rows/s" if own[0].layout == "flat" else "images/s"
+        axes.set(xlabel="batch", ylabel=unit + _LOG, title=dtype)
         axes.legend()
     return figure
 
@@ -190,8 +221,8 @@ def learning(run: Record) -> Figure:
     axes.plot(*zip(*losses, strict=True), color=BLUE, linewidth=1.2, label="training", gid="losses")
     if judged:
         axes.plot(*zip(*judged, strict=True), "o", color=RED, markersize=3.5, label="test images")
-    if all(loss > 0 and math.isfinite(loss) for _, loss in (*losses, *judged)):
-        axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="loss")
+    is_log = all(loss > 0 and math.isfinite(loss) for _, loss in (*losses, *judged))
+    axes.set_yscale("log" if is_log else "linear")
+    axes.set(xlabel="step", ylabel="loss" + (_LOG if is_log else ""))
     axes.legend()
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,15 @@ _RATIOS = (
     "fusion alone",
 )
 """Beginnings of headings above ratios: above 1× is good, below is bad, and HTML colors it."""
+_OURS = "Escalade"
+"""Beginning of the headings above our times: a text there says why there is none."""
+_LOSSES = ("slower", "not right")
+"""Beginnings of headings above counts that should be zero."""
+_DENSE = 11
+"""Columns from which HTML sets a table in smaller type, so that it fits beside the sections of a page."""
+_MEASURED = "measured"
+_STAMP = re.compile(r"\w+ \d\d-\d\d")
+_FIGURE = re.compile(r"[\d,]*\.?\d+")
 _WIDE = ("p20–p80", "GB/s", "registers", "occupancy", "config", "note")
 """Headings of columns that narrow terminals leave out."""
 WIDE = 180
@@ -85,7 +95,7 @@ class Table:
         every = list(self.columns)
         if self.records is not None:
             sources = self.records
-            every.append(text("measured", lambda row: cells.stamp(sources(row))))
+            every.append(text(_MEASURED, lambda row: cells.stamp(sources(row))))
         rows = [[column.cell(row) for column in every] for row in self.rows]
         kept = [n for n in range(len(every)) if any(row[n] for row in rows)] if rows else range(len(every))
         return [every[n] for n in kept], [[row[n] for n in kept] for row in rows]
@@ -129,8 +139,9 @@ class Table:
             "<tr>" + "".join(_html(c, cell) for c, cell in zip(shown, row, strict=True)) + "</tr>\n"
             for row in rows
         )
+        dense = ' class="dense"' if len(shown) >= _DENSE else ""
         return Markup(
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
+            f'<div class="wide"><table{dense}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
         )
 
     def titled(self, title: str, level: int | None = None) -> Table:
@@ -141,8 +152,17 @@ def _kind(column: Column, cell: str = "") -> str:
     kinds = [] if column.left else ["figure"]
     if column.heading.startswith(_RATIOS) and cell.endswith("×"):
         kinds.append("faster" if float(cell[:-1].replace(",", "")) >= 1 else "slower")
+    elif column.heading.startswith(_LOSSES) and cell not in ("", "0"):
+        kinds.append("slower")
+    elif cell.startswith("failed") or (
+        column.heading.startswith(_OURS) and cell and not _FIGURE.fullmatch(cell)
+    ):
+        kinds.append("wrong")
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
 def _html(column: Column, cell: str) -> str:
-    return f"<td{_kind(column, cell)}>{_STYLES[column.style][1].format(escape(cell)) if cell else ''}</td>"
+    shown = _STYLES[column.style][1].format(escape(cell)) if cell else ""
+    if column.heading == _MEASURED:  # lines break between commits, not within one
+        shown = _STAMP.sub(r'<span class="stamp">\g<0></span>', shown)
+    return f"<td{_kind(column, cell)}>{shown}</td>"

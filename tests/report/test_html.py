@@ -10,12 +10,14 @@ from html.parser import HTMLParser
 import pytest
 
 from escalade_bench.measure import records as store
-from escalade_bench.report import changes
+from escalade_bench.report import changes, plots
 from escalade_bench.report.html import report
+from escalade_bench.report.pages import readme
 from tests.commands.support import run, said_by
 from tests.report.browser import browser
 from tests.report.test_pages import NETWORK, RECORD, ladder
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
 GRAPH = replace(NETWORK, system="torch-graph", median_us=400.0)
 FAILED = replace(RECORD, rung="weight_tile", median_us=None, failure="<script>alert('x')</script>")
 COVERED = replace(
@@ -143,7 +145,10 @@ def test_it_opens_with_the_readme_and_drills_down(page: Page, text: str) -> None
         "ResNet-18", "200.0", "PyTorch, CUDA graph", "2.00×",
     )  # fmt: skip
     sets = {row["set"]: row for row in page.rows("overview") if "set" in row}
-    assert (sets["torchvision, fp16, batch 32"]["slower"], sets["networks"]["compared"]) == ("1", "1")
+    assert (sets["torchvision, fp16, batch 32"]["slower on the device"], sets["networks"]["compared"]) == (
+        "1",
+        "2",
+    )
     assert '<td class="figure slower">0.50×</td>' in text and '<td class="figure faster">2.00×</td>' in text
     (covered,) = page.rows("coverage")
     assert covered["measured"] == "abc 01-02 †" and "Older code" in text
@@ -167,6 +172,29 @@ _EMPTY_PLOTS = r"""[...document.querySelectorAll("svg")].filter((plot) => {
 _FIGURES = """[...document.querySelectorAll("#provenance .wide:last-child tbody tr")].map(
   (row) => Number(row.cells[3].textContent)
 )"""
+_CUT_OFF = """[...document.querySelectorAll(".wide")].filter(
+  (box) => box.offsetParent && box.scrollWidth > box.clientWidth + 1
+).map((box) => `${box.closest("section").id}: ${box.textContent.trim().slice(0, 60)}`)"""
+_COLLIDING = r"""[...document.querySelectorAll("svg")].flatMap((plot) => {
+  const slanted = (text) => /rotate\(-?(?!0\b|90\b|270\b)/.test(text.getAttribute("transform") || "");
+  const labels = [...plot.querySelectorAll("text")].filter((text) => text.textContent.trim() && !slanted(text));
+  const boxes = labels.map((text) => text.getBoundingClientRect());
+  return labels.flatMap((one, n) => labels.slice(n + 1).filter((other, m) => {
+    const [a, b] = [boxes[n], boxes[n + 1 + m]];
+    return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+      && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+  }).map((other) => `${one.textContent.trim()} and ${other.textContent.trim()}`));
+})"""
+_CLIPPED_BARS = """[...document.querySelectorAll(".bars")].filter((list) => {
+  const box = list.getBoundingClientRect();
+  return !list.offsetParent || box.right > innerWidth || [...list.querySelectorAll("i, b")].some(
+    (part) => part.getBoundingClientRect().right > box.right + 1
+  );
+}).length"""
+_HEIGHT = "document.documentElement.scrollHeight"
+_HIGHEST = 15_000
+"""Pixels of the page of all records, with everything folded that can be."""
+_OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 _TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _PAPER = "getComputedStyle(document.body).backgroundColor"
 
@@ -179,6 +207,7 @@ def test_a_browser_shows_it(text: str, page: Page, tmp_path: pathlib.Path) -> No
         own.open(path)
         assert own.run("document.querySelectorAll('svg').length") == len(page.figures)
         assert own.run(_EMPTY_PLOTS) == []
+        own.click("#provenance > details > summary")
         before = own.run(_FIGURES)
         own.click("#provenance .wide:last-child th:nth-child(4) button")
         assert own.run(_FIGURES) == sorted(before) != before
@@ -191,6 +220,79 @@ def test_a_browser_shows_it(text: str, page: Page, tmp_path: pathlib.Path) -> No
         assert own.print().startswith(b"%PDF")
         assert own.complaints == []
         assert {url.partition(":")[0] for url in own.requests} <= {"file", "data"}
+
+
+def test_the_page_of_the_repositorys_records_fits_a_desk_and_a_phone(tmp_path: pathlib.Path) -> None:
+    """In both themes: no column is cut off at a desk, no labels collide, no bars are clipped on a phone."""
+    path = tmp_path / "report.html"
+    path.write_text(report(store.load_folder(ROOT / "results")))
+    with browser(tmp_path / "profile") as own:
+        own.open(path, width=1440)
+        for dark in (False, True):
+            own.look(1440, dark)
+            assert own.run(_TOO_WIDE) == 0 and own.run(_HEIGHT) < _HIGHEST
+            own.look(390, dark)
+            assert own.run(_TOO_WIDE) == 0 and own.run(_HEIGHT) < _HIGHEST
+            assert own.run("document.querySelectorAll('.bars').length") >= 2 and own.run(_CLIPPED_BARS) == 0
+        own.look(1440)
+        assert not own.run("document.querySelector('#provenance > details').open")
+        own.click("nav a[href='#provenance']")
+        assert own.run("document.querySelector('#provenance > details').open"), "a link opens its section"
+        own.run(_OPEN_ALL)
+        assert own.run(_CUT_OFF) == [] and own.run(_COLLIDING) == []
+
+
+def test_the_verdict_counts_every_lost_comparison() -> None:
+    """By the device, by the wall clock alone, and by a wrong result, which is red and in no green cell."""
+    peer = replace(NETWORK, system="torch-graph")
+    wins, graph = (
+        replace(NETWORK, median_us=100.0, wall_us=150.0),
+        replace(peer, median_us=200.0, wall_us=250.0),
+    )
+    slower = replace(NETWORK, problem="224_b1", batch=1, median_us=300.0, wall_us=310.0)
+    late = replace(NETWORK, problem="224_b8", batch=8, median_us=100.0, wall_us=500.0)
+    wrong = replace(
+        NETWORK, problem="224_b64", batch=64, median_us=None, wall_us=None, failure="error 0.7 of 0.01"
+    )
+    found = [
+        wins, graph, slower, replace(graph, problem="224_b1", batch=1), late, replace(graph, problem="224_b8", batch=8),
+        wrong, replace(graph, problem="224_b64", batch=64),
+    ]  # fmt: skip
+    text = report({"h200": found})
+    page = Page(text)
+    row = next(row for row in page.rows("overview") if row.get("set") == "networks")
+    shown = [
+        row[name]
+        for name in ("compared", "faster", "slower on the device", "slower per call", "not right", "worst")
+    ]
+    assert shown == ["4", "1", "1", "2", "1", "failed"]
+    assert "1 of 4 comparisons with the best peer are won, and 3 are lost" in text
+    assert '<td class="figure wrong">failed</td>' in text and '<td class="figure slower">2</td>' in text
+    cells = re.findall(r"<td[^>]*>[^<]*(?:<strong>)?error 0.7 of 0.01", text)
+    assert cells and all("wrong" in cell for cell in cells)
+
+    covered = replace(COVERED, problem="alexnet_224_b32", median_us=None, failure="error 0.7 of 0.01")
+    plot, *_ = readme.speedup_plot([COVERED, replace(COVERED, system="torch-graph", error=None), covered], [])
+    assert [(bar.label, bar.text, bar.color) for bar in plot.bars][-1] == ("alexnet", "not right", "red")
+    assert "not right" in plots.inline(plot.draw, "x", "x")
+
+
+def test_plots_start_at_zero_or_say_that_they_are_logarithmic() -> None:
+    near = [replace(RECORD, rung=f"rung{n}", tflops=rate) for n, rate in enumerate((0.2, 0.3, 0.7))]
+    axes = plots.climb(near, {}, {}).axes[0]
+    assert axes.get_yscale() == "linear" and axes.get_ylim()[0] == 0 and axes.get_ylabel() == "GFLOP/s"
+    far = [*near, replace(RECORD, rung="foot", tflops=0.0005)]
+    axes = plots.climb(far, {}, {}).axes[0]
+    assert (
+        axes.get_yscale() == "log" and axes.get_ylim()[0] <= 0.25 and axes.get_ylabel().endswith("log scale")
+    )
+    for figure in (plots.speedups({"a": 2.0}), plots.by_batch([NETWORK]), plots.learning(LEARNED)):
+        assert all(each.get_ylabel().endswith("log scale") for each in figure.axes)
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")
+    for count in range(1, 6):
+        figure = plots.by_batch([replace(NETWORK, dtype=dtype) for dtype in dtypes[:count]])
+        # Text of 8 points on 9.5 inches is 9 pixels high in a README's column of 830 pixels.
+        assert len(figure.axes) == count and figure.get_figwidth() <= 9.5
 
 
 def test_a_slow_down_is_found_beyond_the_spread(

@@ -14,7 +14,7 @@ from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Against, against_best
 from escalade_bench.report import cells, plots
 from escalade_bench.report.compare import Cards, grouped, named, of, place
-from escalade_bench.report.document import Heading, Item, Plot, begun, not_measured, origin
+from escalade_bench.report.document import Bar, Heading, Item, Plot, begun, not_measured, origin
 from escalade_bench.report.table import Column, Table, columns, text
 
 FOLDER = "ladders"
@@ -149,9 +149,17 @@ def climb_section(records: Sequence[Record]) -> Iterator[Item]:
 def climb_plot(records: Sequence[Record]) -> Plot:
     found = [s.record for s in climb(records)]
     title = f"The climb of {CLIMB[0]}, {CLIMB[1]}, on an {found[0].gpu}"
-    return Plot(
-        named("climb", found[0]), title, partial(plots.climb, found, ceilings(records), peers(records), title)
-    )
+    most, best = ceilings(records), peers(records)
+    bars = [
+        Bar(f"{r.rung}, {r.dtype}", 1000 * (r.tflops or 0), f"{1000 * (r.tflops or 0):,.0f}") for r in found
+    ]
+    for dtype in dict.fromkeys(r.dtype for r in found):
+        if dtype in best and (rate := best[dtype].tflops):
+            bars.append(Bar(f"cuDNN, {dtype}", 1000 * rate, f"{1000 * rate:,.0f}", "blue"))
+        if dtype in most:
+            bars.append(Bar(f"ceiling, {dtype}", most[dtype], f"{most[dtype]:,.0f}", "grey"))
+    draw = partial(plots.climb, found, most, best, title)
+    return Plot(named("climb", found[0]), title, draw, bars=bars)
 
 
 def _best(records: Sequence[Record]) -> Table:

@@ -11,7 +11,7 @@ from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import COVERAGE, TRAINING_STEP, on_device
 from escalade_bench.report import cells, compare, plots
 from escalade_bench.report.compare import Compared, compared
-from escalade_bench.report.document import Item, Plot
+from escalade_bench.report.document import Bar, Item, Plot
 from escalade_bench.report.pages import coverage, ladders
 from escalade_bench.report.table import Column, Table, columns, text
 
@@ -87,15 +87,25 @@ def state(shown: Sequence[Row]) -> str:
 def speedup_plot(records: Sequence[Record], shown: Sequence[Row]) -> list[Plot]:
     """Every network of inference at batch 32 in fp16, and those of the table, beside its best peer."""
     ratios: dict[str, float] = {}
+    wrong: list[str] = []
     for part in coverage.parts(records):
         if (part.workload, part.dtype, part.batch) == (_TORCHVISION, "fp16", 32):
             ratios.update(part.ratios())
+            wrong += [coverage.network(row) for row in part.rows if row.ours.failure]
     for _, one in shown:
         name = one.ours.workload + (f" b{one.ours.batch:,}" if one.ours.batch != 32 else "")
         if one.device.ratio and not name.startswith(COVERAGE) and TRAINING_STEP not in name:
             ratios[name] = one.device.ratio
     title = "Speed relative to the best peer, per network (batch 32 where none is named)"
-    return [Plot("speedups", title, partial(plots.speedups, ratios, title))] if ratios else []
+    bars = [
+        *(
+            Bar(name, ratio, f"{ratio:.1f}×", "green" if ratio >= 1 else "red")
+            for name, ratio in sorted(ratios.items(), key=lambda pair: -pair[1])
+        ),
+        *(Bar(name, 0.0, "not right") for name in wrong),
+    ]
+    draw = partial(plots.speedups, ratios, title, wrong)
+    return [Plot("speedups", title, draw, bars=bars)] if bars else []
 
 
 def block(records: Sequence[Record]) -> list[Item]:

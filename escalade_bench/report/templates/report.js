@@ -1,4 +1,12 @@
 "use strict";
+// A link to a section opens it.
+function openTarget() {
+  document.querySelector(`${location.hash || "#overview"} > details.section`)?.setAttribute("open", "");
+}
+addEventListener("hashchange", openTarget);
+openTarget();
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+
 for (const table of document.querySelectorAll("table")) {
   const headings = [...table.tHead.rows[0].cells];
   headings.forEach((heading, column) => {
