@@ -188,6 +188,8 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
     if not timed:
         raise UnsupportedError("there is nothing to plot: nothing was timed")
     panels = grouped(timed, lambda r: r.dtype)
+    if len({r.batch for r in timed}) == 1:
+        return _of_one_batch(panels, title)
     across = min(_MOST_PANELS, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(4.6 * across, 3.8 * down), layout="constrained")
@@ -211,6 +213,33 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
         unit = "rows/s" if own[0].layout == "flat" else "images/s"
         axes.set(xlabel="batch", ylabel=unit + _LOG, title=dtype)
         axes.legend()
+    return figure
+
+
+def _of_one_batch(panels: Mapping[str, Sequence[Record]], title: str) -> Figure:
+    """Bars by dtype and system: images per second by device time, or by the wall clock where there is no other."""
+    first = next(iter(panels.values()))[0]
+    figure, axes = _figure(7.0, 3.6, f"{title}, batch {first.batch:,}".removeprefix(", "))
+    rates: dict[str, dict[int, float]] = {}
+    for place, own in enumerate(panels.values()):
+        for r in own:
+            if time := on_device(r) or by_clock(r):
+                some = rates.setdefault(r.system, {})
+                some[place] = max(some.get(place, 0.0), r.batch / time * 1e6)
+    width = 0.8 / len(rates)
+    for number, (system, some) in enumerate(rates.items()):
+        places = [place + (number - (len(rates) - 1) / 2) * width for place in some]
+        on_clock = not any(on_device(r) for own in panels.values() for r in own if r.system == system)
+        label = f"{system}, wall clock" if on_clock else system
+        bars = axes.bar(places, [*some.values()], width=0.9 * width, color=_SYSTEM.get(system), label=label)
+        bars[0].set_gid(f"one-batch-{system}")
+    axes.set_xticks(range(len(panels)), [*panels])
+    _scale(
+        axes,
+        [rate for some in rates.values() for rate in some.values()],
+        "rows/s" if first.layout == "flat" else "images/s",
+    )
+    figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 

@@ -37,7 +37,7 @@ _LOSSES = ("slower", "not right")
 _DENSE = 11
 """Columns from which HTML sets a table in smaller type, so that it fits beside the sections of a page."""
 _MEASURED = "measured"
-_STAMP = re.compile(r"\w+ \d\d-\d\d")
+_STAMP = re.compile(rf"\w+ \d\d-\d\d(?: {cells.OLDER})?")
 _FIGURE = re.compile(r"[\d,]*\.?\d+")
 _WIDE = ("p20–p80", "GB/s", "registers", "occupancy", "config", "note")
 """Headings of columns that narrow terminals leave out."""

@@ -147,7 +147,7 @@ def test_it_opens_with_the_readme_and_drills_down(page: Page, text: str) -> None
     sets = {row["set"]: row for row in page.rows("overview") if "set" in row}
     assert (sets["torchvision, fp16, batch 32"]["slower on the device"], sets["networks"]["compared"]) == (
         "1",
-        "2",
+        "1",
     )
     assert '<td class="figure slower">0.50×</td>' in text and '<td class="figure faster">2.00×</td>' in text
     (covered,) = page.rows("coverage")
@@ -286,11 +286,16 @@ def test_plots_start_at_zero_or_say_that_they_are_logarithmic() -> None:
     assert (
         axes.get_yscale() == "log" and axes.get_ylim()[0] <= 0.25 and axes.get_ylabel().endswith("log scale")
     )
-    for figure in (plots.speedups({"a": 2.0}), plots.by_batch([NETWORK]), plots.learning(LEARNED)):
+    single = replace(NETWORK, batch=1, problem="224_b1")
+    for figure in (plots.speedups({"a": 2.0}), plots.by_batch([NETWORK, single]), plots.learning(LEARNED)):
         assert all(each.get_ylabel().endswith("log scale") for each in figure.axes)
+    alone = plots.by_batch([NETWORK, replace(GRAPH, median_us=900.0)]).axes[0]
+    assert alone.get_ylim()[0] == 0 and len(alone.patches) == 2, "one batch is no curve"
     dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8")
     for count in range(1, 6):
-        figure = plots.by_batch([replace(NETWORK, dtype=dtype) for dtype in dtypes[:count]])
+        figure = plots.by_batch(
+            [replace(r, dtype=dtype) for dtype in dtypes[:count] for r in (NETWORK, single)]
+        )
         # Text of 8 points on 9.5 inches is 9 pixels high in a README's column of 830 pixels.
         assert len(figure.axes) == count and figure.get_figwidth() <= 9.5
 
