@@ -313,6 +313,33 @@ def test_a_network_with_open_sizes_is_captured_for_every_size(tmp_path: pathlib.
     )
 
 
+class Fixed(nn.Module):
+    """Reshapes and resizes by sizes that an exporter writes down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).reshape(x.shape[0], 2, 4, x.shape[2], x.shape[3]).transpose(1, 2)
+        y = y.reshape(x.shape[0], 8, x.shape[2], x.shape[3])
+        y = nn.functional.interpolate(y, size=(4, 4), mode="bilinear")
+        return self.head(y.view(y.shape[0], -1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_that_the_exporter_wrote_down_is_no_limit(tmp_path: pathlib.Path, batch: int) -> None:
+    torch.manual_seed(0)
+    network, path = Fixed().eval(), tmp_path / "fixed.onnx"
+    _exported(network, torch.randn(batch, 3, 8, 8), path, dynamo=False, opset_version=17)
+    engine = compile(path)
+    assert engine.graph.is_batched
+    for size in (batch, 3):
+        x = torch.randn(size, 3, 8, 8)
+        torch.testing.assert_close(engine(x), network(x).detach(), rtol=1e-4, atol=1e-5)
+
+
 NETWORKS = (
     "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "mobilenet_v3_small", "mobilenet_v2", "resnet18",
     "regnet_y_400mf", "efficientnet_b0", "googlenet", "convnext_tiny", "lraspp_mobilenet_v3_large",

@@ -539,12 +539,14 @@ struct Engine::State {
 
     void release() {
         if (!context) return;
+        CUcontext previous = nullptr;  // errors of the driver are ignored here: nothing could be done about them
+        driver().cuCtxGetCurrent_(&previous);
         driver().cuCtxSetCurrent_(context);
         driver().cuCtxSynchronize_();
         for (const CUdeviceptr address : allocated) driver().cuMemFree_(address);
         for (const Program& program : programs)
             if (program.module) driver().cuModuleUnload_(program.module);
-        driver().cuCtxSetCurrent_(nullptr);
+        driver().cuCtxSetCurrent_(previous);
         driver().cuDevicePrimaryCtxRelease_(device);
         context = nullptr;
     }

@@ -42,6 +42,8 @@ class OnnxNode:
     """Host copies of the inputs that are constants of few elements, by position."""
     outputs: int
     """Number of results up to the last one that is used."""
+    batch: int | None = None
+    """The batch size that the file fixes for all inputs; None if it leaves the batch open."""
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute."""

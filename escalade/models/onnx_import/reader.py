@@ -88,6 +88,7 @@ class _Reader:
         """Values by ONNX name: nodes of the fx graph, and numbers and lists on the host."""
         self._constants: dict[str, torch.Tensor] = {}
         self._weights: dict[str, fx.Node] = {}
+        self._batch: int | None = None
         self._statistics = {
             name
             for node in self._graph.node
@@ -100,6 +101,7 @@ class _Reader:
             self._constants[tensor.name] = self._tensor(tensor)
         inputs = [each for each in self._graph.input if each.name not in self._constants]
         example = tuple(map(self._example, inputs))
+        self._batch = self._fixed_batch(inputs)
         for each in inputs:
             self._values[each.name] = self._fx.placeholder(_identifier(each.name))
         for number, node in enumerate(self._graph.node):
@@ -157,7 +159,9 @@ class _Reader:
             for position, each in enumerate(node.input)
             if each in self._constants and self._constants[each].numel() <= _HOST_ELEMENTS
         }
-        onnx_node = OnnxNode(node.op_type, name, attributes, constants, used[-1] + 1 if used else 1)
+        onnx_node = OnnxNode(
+            node.op_type, name, attributes, constants, used[-1] + 1 if used else 1, self._batch
+        )
         target = self._register(OnnxLayer(onnx_node), name)
         result = self._fx.call_module(target, tuple(self._value(each) for each in node.input))
         if onnx_node.outputs == 1:
@@ -235,6 +239,15 @@ class _Reader:
         if attribute.type in (self._onnx.AttributeProto.FLOATS, self._onnx.AttributeProto.INTS):
             return list(value)
         return value
+
+    @staticmethod
+    def _fixed_batch(inputs: Sequence[Any]) -> int | None:
+        """Return the batch size that the file fixes: the first size of all inputs of several dimensions."""
+        shapes = [list(each.type.tensor_type.shape.dim) for each in inputs]
+        firsts = {
+            shape[0].dim_value if shape[0].HasField("dim_value") else None for shape in shapes if shape[1:]
+        }
+        return firsts.pop() if len(firsts) == 1 else None
 
     def _example(self, value: Any) -> torch.Tensor:
         kind = value.type.tensor_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +45,29 @@ def _reshape(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     if not isinstance(x, torch.Tensor):  # a number or a vector on the host
         node.require(len(shape) <= 1, "constants of few elements are reshaped to vectors only")
         return _listed(x) if shape else _listed(x)[0]
+    if _keeps_batch(node, x, shape):
+        shape = [x.shape[0], *shape[1:]]
     if not node.get("allowzero", 0):
         shape = [
             x.shape[index] if type(size) is int and not size else size for index, size in enumerate(shape)
         ]
     return x.reshape(shape)
+
+
+def _keeps_batch(node: OnnxNode, x: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Return True if a constant shape begins with the batch size that the file fixes, and reshapes each item alone.
+
+    The network then takes other batch sizes too, although the exporter has written down the example's.
+    """
+    is_constant = all(type(size) is int for size in shape) and all(
+        isinstance(size, int) for size in x.shape[1:]
+    )
+    if node.batch is None or not shape or not x.dim() or not is_constant:
+        return False
+    # `int`: while a network is traced, sizes that are multiples of the batch size may not be compared.
+    item, rest = math.prod(map(int, x.shape[1:])), math.prod(size for size in shape[1:] if size != -1)
+    is_whole = item == rest if -1 not in shape else rest > 0 and item % rest == 0
+    return shape[0] == node.batch and 0 not in shape and is_whole
 
 
 @operator("Flatten")
@@ -265,6 +284,8 @@ def _resize(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     sizes = node.host(inputs, 3) if given(inputs, 3) is not None else None
     if sizes:
         wanted = dict(zip(axes, sizes, strict=True))
+        if type(wanted.get(0)) is int and wanted[0] == node.batch:  # which the exporter has written down
+            wanted.pop(0, None)
         outer = all(wanted.get(axis, x.shape[axis]) == x.shape[axis] for axis in (0, 1))
         size, factors = [wanted.get(axis, x.shape[axis]) for axis in range(2, x.dim())], None
         ratios = [new / old for new, old in zip(size, x.shape[2:], strict=True)]
