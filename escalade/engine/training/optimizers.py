@@ -86,6 +86,17 @@ def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
     )  # fmt: skip
 
 
+def state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> int:
+    """Return the bytes of the optimizer's state for these parameters, whether it is allocated yet or not."""
+    trained = set(parameters)
+    return sum(
+        one.nbytes * len(_rule_of(optimizer, group).state)
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one in trained
+    )
+
+
 def _settings_of(optimizer: torch.optim.Optimizer, group: Group) -> list[Any]:
     return [group.get(key) for key in _SETTINGS[type(optimizer)]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from escalade.device.strides import ALIGNMENT, empty, is_aligned, is_packed, layout_of, same_order
 from escalade.engine.capture.joint import Joint
+from escalade.engine.explain import Explanation, explain_plan, mebibytes
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.aten import is_random
@@ -23,8 +25,9 @@ from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan_cache import failing_rung
-from escalade.engine.training.optimizers import ParameterGroup
+from escalade.engine.training.optimizers import ParameterGroup, state_bytes
 from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
+from escalade.engine.training.recompute import fit_memory
 from escalade.engine.training.techniques import GRAPH, RUNGS
 from escalade.engine.training.update import Accumulator
 from escalade.errors import CompileError, UnsupportedError
@@ -54,6 +57,7 @@ class PlannedStep:
         without: frozenset[str],
         reduce: Reduce | None,
         accumulator: Accumulator | None = None,
+        memory: int | None = None,
         plan_only: Card | None = None,
     ) -> None:
         """Plan the step and prepare its kernels.
@@ -83,6 +87,15 @@ class PlannedStep:
         bound |= {cast.name: torch.empty_like(bound[cast.source], dtype=cast.dtype) for cast in casts}
         alone = _inputs_read_as_cast(graph, casts, given)
         self._inputs = [bound[alone.get(name, name)] for name in given]
+        for name in alone:  # only its cast has memory
+            del bound[name]
+        graph.inputs = tuple(entry for entry in graph.inputs if entry.name not in alone)
+        owned = sum(one.nbytes for one in own)
+        self.bound_bytes = {
+            "parameters and buffers": owned,
+            "inputs and copies in 16 bits": sum(one.nbytes for one in bound.values()) - owned,
+        }
+        """Bytes of the tensors that the plan reads besides its arena, by purpose."""
         self._copy_inputs(inputs)  # preparing kernels runs the plan once, and targets must be valid indices
         self._casts = _Copies(
             (bound[cast.source], bound[cast.name]) for cast in casts if cast.source not in alone
@@ -99,7 +112,12 @@ class PlannedStep:
         card = plan_only or (Card.of(device) if by_kernels else None)
         graph = optimize_step(graph, input_layouts, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
-        planned = partial(make_plan, graph, dtype, plan_only or device, formats, fusion=fusion, bound=True)
+        plan_of = partial(
+            make_plan, dtype=dtype, place=plan_only or device, formats=formats, fusion=fusion, bound=True
+        )
+        if memory is not None:
+            graph = fit_memory(graph, plan_of, memory)
+        planned = partial(plan_of, graph)
         ready = partial(
             KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
             as_graph=GRAPH not in without,
@@ -133,6 +151,18 @@ class PlannedStep:
     def types(self) -> dict[nn.Parameter, torch.dtype]:
         """The dtypes of the gradients."""
         return {parameter: gradient.dtype for parameter, gradient in self._gradients.items()}
+
+    def explain(self, optimizer: torch.optim.Optimizer, device: str) -> Explanation:
+        """Describe the plan, and the memory that a step takes by purpose."""
+        parts = {
+            "activations, gradients and workspaces": self.program.plan.arena_bytes,
+            **self.bound_bytes,
+            "optimizer state": state_bytes(optimizer, self.types),
+        }
+        purposes = ", ".join(f"{name} {mebibytes(size)}" for name, size in parts.items())
+        note = f"Planned peak {mebibytes(sum(parts.values()))}: {purposes}."
+        found = explain_plan(self.program.plan, device=device)
+        return replace(found, notes=(*found.notes, note))
 
     def set_optimizer(
         self, groups: list[ParameterGroup], step: Callable[[list[ParameterGroup], Gradients], None]

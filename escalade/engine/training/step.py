@@ -11,7 +11,7 @@ from torch import nn
 
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.joint import Loss, capture_step
-from escalade.engine.explain import Explanation, explain_plan
+from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
@@ -51,6 +51,7 @@ def training_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     accumulate: int = 1,
+    memory: int | None = None,
 ) -> TrainingStep:
     """Compile a training step: `step(x, target)` updates the model's own parameters and returns the loss.
 
@@ -75,6 +76,8 @@ def training_step(
         clip_value: Largest magnitude of a gradient's element, as `torch.nn.utils.clip_grad_value_` has it, after
             `clip_norm`.
         accumulate: Calls per update of the parameters, by the mean of their gradients.
+        memory: Most bytes for activations, gradients and workspaces: within it, activations are computed again where
+            gradients need them, those that save most for their cost first. Parameters and optimizer are not counted.
     """
     update = UpdateSettings.checked(clip_norm, clip_value, accumulate)
     if dtype not in _AUTOCAST:
@@ -116,8 +119,20 @@ def training_step(
             "model.module"
         )
     left_out = check_techniques(without)
+    if memory is not None and (not isinstance(memory, int) or memory < 1):
+        raise UnsupportedError(f"memory {memory!r}: pass a number of bytes, or None for no limit")
     return TrainingStep(
-        model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out, reduce, update
+        model,
+        loss,
+        optimizer,
+        tuple(example),
+        dtype,
+        loss_scale,
+        device == TWIN,
+        left_out,
+        reduce,
+        update,
+        memory,
     )
 
 
@@ -129,10 +144,13 @@ def plan_training_step(
     dtype: str,
     card: Card,
     without: Collection[str] = (),
+    memory: int | None = None,
 ) -> Plan:
     """Plan a training step for a card that need not be present, without compiling."""
     left_out = check_techniques(without)
-    step = TrainingStep(model, loss, optimizer, tuple(example), dtype, None, False, left_out, plan_only=card)
+    step = TrainingStep(
+        model, loss, optimizer, tuple(example), dtype, None, False, left_out, memory=memory, plan_only=card
+    )
     return step.plan
 
 
@@ -151,9 +169,10 @@ class TrainingStep:
         without: frozenset[str] = frozenset(),
         reduce: Reduce | None = None,
         update: UpdateSettings = PLAIN_UPDATE,
+        memory: int | None = None,
         plan_only: Card | None = None,
     ) -> None:
-        self._plan_only = plan_only
+        self._memory, self._plan_only = memory, plan_only
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}
@@ -282,8 +301,9 @@ class TrainingStep:
         )
 
     def explain(self) -> Explanation:
-        """Describe the plan used last, step by step."""
-        return explain_plan(self.plan, device=TWIN if self._on_twin else self._device.type)
+        """Describe the plan used last, step by step, and the memory that a step takes."""
+        planned = next(reversed(self._plans.values()))
+        return planned.explain(self._optimizer, TWIN if self._on_twin else self._device.type)
 
     def _plan_for(self, arguments: tuple[Any, ...]) -> tuple[PlannedStep, Sequence[torch.Tensor]]:
         """Return the plan for these arguments on the model's current tensors, and the arguments as a flat sequence."""
@@ -346,6 +366,7 @@ class TrainingStep:
             self._without,
             self._reduce,
             self._update.accumulator,
+            self._memory,
             self._plan_only,
         )
 

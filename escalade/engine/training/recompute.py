@@ -1,0 +1,183 @@
+"""Fit a training step into a memory budget: compute cheap activations again where gradients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random
+from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.norms import LayerNorm
+from escalade.engine.nodes.side_outputs import side_outputs_of
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.step import PlanStep
+from escalade.errors import UnsupportedError
+
+_MOST_ROUNDS = 4
+"""Plans to make at most: offsets in the arena depend on more than what is live at its peak."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A value that is read by step `early` and then not before step `late`."""
+
+    name: str
+    bytes: int
+    early: int
+    late: int
+    extended: tuple[tuple[int, int, int], ...]
+    """What it is computed from lives on for that: first and last step, and bytes."""
+    cost: int
+    """Bytes that computing it again moves."""
+
+    def apply(self, live: list[int]) -> None:
+        """Change the bytes that are live at each step, as if it were computed again."""
+        for step in range(self.early + 1, self.late):
+            live[step] -= self.bytes
+        for first, last, size in self.extended:
+            for step in range(first + 1, last + 1):
+                live[step] += size
+
+    def saves_at(self, step: int) -> int:
+        if not self.early < step < self.late:
+            return 0
+        return self.bytes - sum(size for first, last, size in self.extended if first < step <= last)
+
+
+def fit_memory(graph: Graph, plan_of: Callable[[Graph], Plan], budget: int) -> Graph:
+    """Return the graph with values computed twice, so that the arena of its plan has at most `budget` bytes."""
+    plan = plan_of(graph)
+    for _ in range(_MOST_ROUNDS):
+        if plan.arena_bytes <= budget:
+            return graph
+        chosen = _choose(plan, budget - (plan.arena_bytes - max(_live_bytes(plan))))
+        if not chosen:
+            break
+        graph = graph.copy()
+        views = _views(plan)
+        for candidate in chosen:
+            late = [step.node.name for step in plan.steps[candidate.late :]]
+            _compute_again(graph, candidate.name, late, views)
+        graph.remove_dead_code()  # views that nothing reads any more would keep their sources alive
+        plan = plan_of(graph)
+    if plan.arena_bytes <= budget:
+        return graph
+    raise UnsupportedError(
+        f"memory={budget}: the values of this step take at least {plan.arena_bytes} bytes at this batch size, even if "
+        "what is cheap is computed twice; pass more, or a smaller batch"
+    )
+
+
+def _live_bytes(plan: Plan) -> list[int]:
+    """Return the bytes that are live at each step."""
+    live = [0] * (len(plan.steps) + 1)
+    for one in plan.lifetimes:
+        for step in range(max(one.first, 0), min(one.last, len(plan.steps)) + 1):
+            live[step] += one.bytes
+    return live
+
+
+def _choose(plan: Plan, budget: int) -> list[_Candidate]:
+    """Choose candidates until what is live never exceeds the budget, those that save most for their cost first."""
+    live, left, chosen = _live_bytes(plan), list(_candidates(plan)), []
+    while max(live) > budget:
+        peak = live.index(max(live))
+        useful = [one for one in left if one.saves_at(peak) > 0]
+        if not useful:
+            break
+        best = max(useful, key=lambda one: (one.saves_at(peak) / one.cost, one.name))
+        best.apply(live)
+        # What others are computed from may be computed again itself now, and live shorter than they assume.
+        left = [one for one in left if one is not best and not _depends(plan, one.name, best.name)]
+        chosen.append(best)
+    return chosen
+
+
+def _depends(plan: Plan, name: str, other: str) -> bool:
+    nodes, views = plan.graph.nodes, _views(plan)
+    return other in _sources(plan, nodes[name], views) or name in _sources(plan, nodes[other], views)
+
+
+def _views(plan: Plan) -> frozenset[str]:
+    """Return the values that share the bytes of what they read."""
+    return frozenset(step.node.name for step in plan.steps if step.is_alias)
+
+
+def _sources(plan: Plan, node: Node, views: frozenset[str]) -> set[str]:
+    """Return the values that a node reads, behind views of them."""
+    found = set()
+    for name in node.inputs.values():
+        while name in views:
+            name = plan.graph.nodes[name].inputs["x"]
+        found.add(name)
+    return found
+
+
+def _candidates(plan: Plan) -> Iterator[_Candidate]:
+    """Yield the cheap values, each with its longest time without a reader."""
+    positions = {step.node.name: number for number, step in enumerate(plan.steps)}
+    lifetimes, views = {one.name: one for one in plan.lifetimes}, _views(plan)
+    for number, step in enumerate(plan.steps):
+        own = lifetimes.get(step.node.name)
+        if own is None or own.last >= len(plan.steps) or not _is_cheap(plan, step):
+            continue
+        uses = sorted({number, *(positions[one.name] for one in _readers(plan.graph, step.node.name, views))})
+        early, late = max(pairwise(uses), key=lambda pair: pair[1] - pair[0], default=(0, 0))
+        extended = []
+        for name in _sources(plan, step.node, views):
+            source = lifetimes.get(name)
+            if source is not None and source.last < late:
+                extended.append((source.last, late, source.bytes))
+            elif source is None and name in plan.graph.nodes:
+                break  # in the buffer of another value, or in memory of PyTorch's
+        else:
+            assert step.lowered is not None
+            yield _Candidate(
+                step.node.name, own.bytes, early, late, tuple(extended), max(1, step.lowered.problem.bytes)
+            )
+
+
+def _is_cheap(plan: Plan, step: PlanStep) -> bool:
+    """Return True for functions of single elements and for norms with given statistics or of rows, by kernels."""
+    node = step.node
+    if step.lowered is None or step.side_output is not None or is_random(node):
+        return False
+    if side_outputs_of(node, plan.graph):
+        return False
+    is_norm = BatchNorm.matches(node) or LayerNorm.matches(node)
+    return is_norm or operator_of(node).expression(node) is not None
+
+
+def _readers(graph: Graph, name: str, views: frozenset[str]) -> Iterator[Node]:
+    """Yield the nodes that read a value or a view of it, without the views."""
+    for reader in graph.readers(name):
+        if reader.name in views:
+            yield from _readers(graph, reader.name, views)
+        else:
+            yield reader
+
+
+def _compute_again(graph: Graph, name: str, late: Sequence[str], views: frozenset[str]) -> None:
+    """Let these later nodes read a second copy of a value, computed right before the first of them."""
+    order = {later: number for number, later in enumerate(late)}
+    readers = [one.name for one in _readers(graph, name, views) if one.name in order]
+    first = min(readers, key=order.__getitem__)
+
+    def again(original: str, **inputs: str) -> str:
+        copy = replace(graph.nodes[original].with_inputs(**inputs), name=graph.fresh(f"{original}_again"))
+        graph.insert_before(first, copy)
+        return copy.name
+
+    def redirect(original: str, copy: str) -> None:
+        for reader in graph.readers(original):
+            if reader.name in views:
+                if any(one.name in order for one in _readers(graph, reader.name, views)):
+                    redirect(reader.name, again(reader.name, x=copy))
+            elif reader.name in order:
+                inputs = {role: copy if value == original else value for role, value in reader.inputs.items()}
+                graph.nodes[reader.name] = reader.with_inputs(**inputs)
+
+    redirect(name, again(name))
