@@ -20,7 +20,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import fuse, optimize
+from escalade.engine.passes import fuse, optimize, quantize
 from escalade.engine.passes.calibrate import histograms
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.histograms import BINS, METHODS, Histogram
@@ -137,10 +137,13 @@ def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
 
 
 @each_dtype
-def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(dtype: str) -> None:
+def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)  # however small the image is
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Sigmoid()
+        nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 128, 3), nn.Sigmoid()
     ).eval()
     x = torch.randn(2, 5, 9, 9)
     engine = compile(model, x, dtype=dtype, device="cpu", calibration=[x])
@@ -150,11 +153,13 @@ def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(dtype: str) -> No
 
 
 @each_dtype
-def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str) -> None:
+def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)
+
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.third = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+            self.first, self.second, self.third = (nn.Conv2d(128, 128, 3, padding=1) for _ in range(3))
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             y = torch.relu(self.first(x))
@@ -162,7 +167,7 @@ def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str) -> None:
 
     torch.manual_seed(1)
     model = Shared().eval()
-    x = torch.randn(2, 16, 6, 6)
+    x = torch.randn(1, 128, 4, 4)
     engine = compile(model, x, dtype=dtype, device="twin", calibration=[x])
     copies = [step for step in engine.plan(x).steps if step.node.op == "quantise"]
     assert len(copies) == 2  # of x, and of y once for both readers
@@ -233,6 +238,20 @@ def test_errors(dtype: str, network: nn.Module) -> None:
         Engine(graph, dtype, "cpu", fusion=FusionLevel.separate)
 
 
+@each_dtype
+def test_light_layers_are_not_worth_a_copy(dtype: str) -> None:
+    """1x1 layers behind a depthwise one stay in fp16; behind a stem that stores bytes they are quantized."""
+    torch.manual_seed(2)
+    x = torch.randn(1, 3, 16, 16)
+    stem = (nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
+    chain = (nn.Conv2d(16, 64, 1), nn.ReLU(), nn.Conv2d(64, 16, 1))
+    for inner, quantized in ((nn.Identity(), 3), (nn.Conv2d(16, 16, 3, padding=1, groups=16), 0)):
+        model = nn.Sequential(*stem, inner, *chain, nn.Conv2d(16, 16, 1)).eval()
+        plan = compile(model, x, dtype=dtype, device="cpu", calibration=[x]).plan(x)
+        assert sum(step.node.attributes.get("quantized") == dtype for step in plan.steps) == quantized
+        assert not [step for step in plan.steps if step.node.op == "quantise"]
+
+
 def test_methods_choose_ranges() -> None:
     """Of a normal value with one outlier: the maximum covers it, the percentile does not."""
     torch.manual_seed(3)
@@ -267,10 +286,11 @@ def test_methods_choose_ranges() -> None:
 def test_the_report_shows_what_is_quantized_and_kept(
     dtype: str, network: nn.Module, tmp_path: pathlib.Path
 ) -> None:
-    x = torch.randn(2, 3, 12, 12)
+    x = torch.randn(2, 3, 96, 96)  # enough products to be worth a copy
     kept = {"fp16": ["blocks.0.first"]}
+    batches = [x]
     engine = compile(
-        network, x, dtype=dtype, device="cpu", calibration=batches(), calibration_method="mse", keep=kept
+        network, x, dtype=dtype, device="cpu", calibration=batches, calibration_method="mse", keep=kept
     )
     report = engine.calibration_report()
     by_source = {layer.source: layer for layer in report.layers}
@@ -293,7 +313,7 @@ def test_the_report_shows_what_is_quantized_and_kept(
         ({"calibration_method": "best"}, "pass one of"),
     ):
         with pytest.raises(UnsupportedError, match=match):
-            compile(network, x, dtype=dtype, device="cpu", calibration=batches(), **changed)
+            compile(network, x, dtype=dtype, device="cpu", calibration=batches, **changed)
     with pytest.raises(UnsupportedError, match="keep is for dtype"):
         compile(network, x, dtype="fp16", device="cpu", keep=kept)
     with pytest.raises(UnsupportedError, match="only int8 and fp8"):
