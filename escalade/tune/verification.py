@@ -206,9 +206,11 @@ def max_peer_error(operation: Operation[Any], problem: Any) -> float:
     """Return the cap on PyTorch's own error in tolerances: an inaccurate cuDNN algorithm does not excuse a rung.
 
     Roundings to the dtype are independent, one unit roundoff each; fp32 sums may have twice the error of plain
-    summation.
+    summation. Integers are rounded to steps of one, whatever their size, and saturate: there is no such cap.
     """
     result = operation.output(problem, torch.device("meta"))
+    if not result.dtype.is_floating_point:
+        return math.inf
     unit = max(_rounding(result.dtype) / 2, UNIT_ROUNDOFF[problem.dtype])
     return unit * math.sqrt(operation.roundings(problem)) + 2 * problem.rounding
 

@@ -13,6 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import escalade
+from escalade.engine.explain import explain_plan
+from escalade.engine.graph.graph import Node
+from escalade.engine.nodes.lowering import Forms
+from escalade.engine.passes.estimates import Estimates
 from escalade.engine.training import program
 from escalade.errors import EscaladeError, UnsupportedError
 
@@ -442,3 +446,63 @@ def test_kernels_have_all_gradients_of_transposed_convolutions() -> None:
     assert by_target == ["aten::convolution"] + 3 * ["aten::convolution_backward"], "but for the last layer"
     # PyTorch has the weight gradient of groups, and the layer of which only a naive kernel supports the groups.
     assert sum(one.op in ("conv2d", "conv_transpose2d", "conv2d_input_gradient") for one in left) <= 1
+
+
+class _Bottleneck(nn.Module):
+    """Normalizations behind convolutions, with a ReLU and with a residual."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.narrow, self.narrow_norm = nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.inner, self.inner_norm = nn.Conv2d(inner, inner, 3, padding=1, bias=False), nn.BatchNorm2d(inner)
+        self.wide, self.wide_norm = nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.narrow_norm(self.narrow(x)))
+        y = F.relu(self.inner_norm(self.inner(y)))
+        return F.relu(self.wide_norm(self.wide(y)) + x)
+
+
+def _normalized_network() -> nn.Module:
+    torch.manual_seed(0)
+    stem = (nn.Conv2d(8, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    model = nn.Sequential(
+        *stem, _Bottleneck(64, 16), _Bottleneck(64, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5), nn.init.normal_(module.bias, std=0.2)
+    return model
+
+
+def test_sums_of_batch_norm_are_computed_by_the_convolutions_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forward and backward, on the twin, whatever the estimates say; beside float32 and beside PyTorch's autocast."""
+
+    def least_if_fused(self: Estimates, nodes: Iterable[Node], forms: Forms) -> float | None:
+        nodes = list(nodes)
+        total = real(self, nodes, forms)
+        return 0.0 if total and {"norm", "epsilon"} & nodes[0].attributes.keys() else total
+
+    real = Estimates.total_us
+    monkeypatch.setattr(Estimates, "total_us", least_if_fused)
+    model = _normalized_network()
+    x, target = torch.randn(3, 8, 12, 12), torch.randn(3, 64)
+    mine, mixed, exact = (copy.deepcopy(model) for _ in range(3))
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (mine, mixed, exact)]
+    step = escalade.training_step(mine, F.mse_loss, optimizers[0], (x, target), dtype="bf16", device="twin")
+    names = [f"{each.operation} {each.problem}" for each in explain_plan(step.plan).steps]
+    assert sum("eps1e-05+m0.1" in name for name in names) == 7
+    for mask in ("normx", "normoutput"):
+        assert any(name.startswith("conv2d_input_gradient") and name.endswith(mask) for name in names)
+    for _ in range(2):
+        step(x, target)
+        with torch.autocast("cpu", torch.bfloat16):
+            _plain(mixed, F.mse_loss, optimizers[1], x, target)
+        _plain(exact, F.mse_loss, optimizers[2], x, target)
+    for name, right in exact.state_dict().items():
+        if right.is_floating_point():
+            size = float(right.norm())
+            own, theirs = (float((each.state_dict()[name] - right).norm()) / size for each in (mine, mixed))
+            assert own <= 3 * theirs + 1e-3, name

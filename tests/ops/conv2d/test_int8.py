@@ -16,6 +16,7 @@ from escalade.ops.base.dtypes import to_int8
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, peer, random_inputs
+from escalade.tune.verification import VerificationCase
 from tests.support import Sample
 
 CPU = torch.device("cpu")
@@ -81,6 +82,15 @@ def test_results_are_exact(rung: Rung[Conv2dProblem], seed: int, sample: Sample)
         expected = peer(problem, wide)
         for config in sample(list(rung.configs(problem)), 1):
             assert torch.equal(run(problem, inputs, rung, config), expected), (problem.name, config)
+
+
+def test_windows_of_an_odd_width_are_copied_row_by_row(seed: int) -> None:
+    """A pixel's 64 filters are 64 bytes, and TMA's boxes begin at multiples of 128."""
+    problem = Conv2dProblem(1, 64, 6, 21, 64, 3, 3, padding=(1, 1), dtype="int8", layout="nhwc", bias=True)
+    window = CONV2D.ladder.rung("window")
+    case = VerificationCase(CONV2D, problem, CPU, seed)
+    for config in window.configs(problem):
+        assert not case.check(window, "nhwc", config).failure
 
 
 def test_the_largest_sums_do_not_overflow() -> None:

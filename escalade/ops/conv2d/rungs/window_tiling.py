@@ -24,6 +24,8 @@ INTEGER_WIDTHS = tuple(range(16, 257, 16))
 """Supported N of a wgmma in int8."""
 WIDTHS = tuple(sorted({*INTEGER_WIDTHS, 232, 248}))
 """Supported N of a wgmma (kernels/common/wgmma_widths.cuh)."""
+BOX_ALIGNMENT = 128
+"""Alignment in bytes of a TMA box in shared memory: rows of an odd number of 64-byte pixels do not have it."""
 MOST_IN_BOX = 256
 """Largest side of a TMA box."""
 LEAST_COLUMNS = 4
@@ -72,12 +74,15 @@ class Tiling:
 
     @cached_property
     def width(self) -> int | None:
-        """N of the product: the pixels of the tile and those between its rows; None if there are too many."""
+        """N of the product: the pixels of the tile and those between its rows; None if there are too many, or if TMA
+        cannot copy its rows one by one."""
         if self.stacked:
             pixels = self.images * self.window[0] * self.window[1]
         else:
             stored = self.window[1] if self.one_box else self.columns
             pixels = (self.rows - 1) * self.window[1] + stored
+        if self.boxes > 1 and self.window[1] * self.staged_row_bytes % BOX_ALIGNMENT:
+            return None
         widths = INTEGER_WIDTHS if self.conv.windows.element_bytes == 1 else WIDTHS
         index = bisect_left(widths, pixels)
         return widths[index] if index < len(widths) else None

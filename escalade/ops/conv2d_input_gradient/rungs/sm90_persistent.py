@@ -37,8 +37,8 @@ SPLIT = ("cluster_split_k",)
 
 
 NORM_CYCLES_A_SUM = {"none": 0.1, "x": 0.22, "output": 0.35}
-"""Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56 and
-128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
+"""Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56
+and 128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
 APART = 1.2
 """Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
 2 at batch 256."""
