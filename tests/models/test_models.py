@@ -146,9 +146,9 @@ def test_resnet_weights_survive_a_file(tmp_path: pathlib.Path) -> None:
         models.load_resnet(models.resnet18(11), tmp_path / "w.pth")
     with pytest.raises(UnsupportedError, match="no such file"):
         models.load_resnet(models.resnet18(10), tmp_path / "none.pth")
-    with pytest.raises(UnsupportedError, match=r"\.safetensors, \.pth and \.pt"):
-        (tmp_path / "w.bin").write_bytes(b"")
-        models.load_resnet(models.resnet18(10), tmp_path / "w.bin")
+    with pytest.raises(UnsupportedError, match=r"\.safetensors, \.pth, \.pt and \.bin files"):
+        (tmp_path / "w.npz").write_bytes(b"")
+        models.load_resnet(models.resnet18(10), tmp_path / "w.npz")
 
 
 def photograph(path: pathlib.Path) -> torch.Tensor:
