@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files
-from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers
+from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers, written
 from escalade.commands.progress import status
 from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.errors import UnsupportedError
@@ -22,7 +22,15 @@ def command(
     model: Model,
     output: Annotated[
         pathlib.Path,
-        typer.Option("--output", "-o", help="File to write; with --cpp, a folder.", show_default=False),
+        written(
+            "--output",
+            "-o",
+            help="File to write; with --cpp, a folder.",
+            check=lambda path: (
+                files.require_writable_folder if path.is_dir() else files.require_writable_file
+            )(path),
+            show_default=False,
+        ),
     ],
     batch: Annotated[
         list[str] | None,

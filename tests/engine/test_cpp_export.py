@@ -116,6 +116,13 @@ def test_the_command_writes_a_folder(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "net"
     result = run("build", "tests.commands.factories:Tiny", "-o", str(folder), "--cpp", "-b", "1,3")
     assert result.exit_code == 0, result.output
+    (tmp_path / "file").touch()
+    for target, options, sentence in (
+        (folder, (), "is a folder; pass a regular file"),
+        (tmp_path / "file", ("--cpp",), "is not a folder"),
+    ):
+        refused = run("build", "tests.commands.factories:Tiny", "-o", str(target), *options)
+        assert sentence in str(refused.exception), refused.output
     assert {each.name for each in folder.iterdir()} == {each.name for each in SOURCES.iterdir()} | {PLAN_FILE}
     assert "network.plans" in result.output and "plans for batch sizes 1, 3 on sm_90a" in result.output
     if shutil.which("cmake"):
