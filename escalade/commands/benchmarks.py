@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from escalade.commands.selection import check_names
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.networks.judging import MOST
 from escalade_bench.networks.workload import Workload
 
 
 def check_options(dtypes: tuple[str, ...], size: int | None, chosen: Workload) -> None:
     check_names("dtype", dtypes, tuple(MOST))
-    if "fp8" in dtypes and "fp8" not in chosen.further_dtypes:
-        raise UnsupportedError(f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; fp8 is for ResNets")
+    if missing := [dtype for dtype in dtypes if dtype in QUANTIZED and dtype not in chosen.further_dtypes]:
+        raise UnsupportedError(
+            f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; {' and '.join(missing)} is for ResNets"
+        )
     if size is None or size == chosen.size:
         return
     if chosen.smallest is None:

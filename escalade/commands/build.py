@@ -66,6 +66,7 @@ def command(
     from escalade.commands.networks import inputs_of, is_saved, network
     from escalade.commands.selection import check_names
     from escalade.ops.base.card import H200
+    from escalade.ops.base.dtypes import QUANTIZED
     from escalade_apps.classify.preparation import normalization_at, side_of
 
     console = Console()
@@ -77,9 +78,9 @@ def command(
         raise UnsupportedError(
             f"--cpp writes plans for one architecture, not for {', '.join(architectures)}; build a folder for each"
         )
-    if dtype == "fp8":
+    if dtype in QUANTIZED:
         raise UnsupportedError(
-            "fp8 needs calibration data: compile the model with calibration=batches, then call engine.save(path, "
+            f"{dtype} needs calibration data: compile the model with calibration=batches, then call engine.save(path, "
             "kernels=...)"
         )
     takes_bytes = mean is not None or std is not None

@@ -11,6 +11,7 @@ from escalade.commands.networks import network as named_network
 from escalade.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import printable
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.labels import class_labels
@@ -55,7 +56,7 @@ class CompiledClassifier:
 def build_classifier(
     request: ClassifierRequest, device: str, batch: int, files: Sequence[Source]
 ) -> CompiledClassifier:
-    """Compile the requested classifier. FP8 is calibrated with `files`."""
+    """Compile the requested classifier. FP8 and INT8 are calibrated with `files`."""
     if request.weights is not None:
         model = read_resnet(request.weights)
         names = class_labels(model.fc.out_features, request.labels)
@@ -67,8 +68,10 @@ def build_classifier(
         raise UnsupportedError(
             f"{request.network} was saved with its own mean and standard deviation; leave out --mean and --std"
         )
-    if request.dtype == "fp8":
-        raise UnsupportedError("--dtype fp8 needs --weights, or an engine that was saved in fp8")
+    if request.dtype in QUANTIZED:
+        raise UnsupportedError(
+            f"--dtype {request.dtype} needs --weights, or an engine that was saved in {request.dtype}"
+        )
     engine, _ = named_network(
         request.network, batch, request.dtype, device,
         normalize=lambda shape: normalization_at(side_of(shape), request.mean, request.std),

@@ -66,8 +66,8 @@ def command(
         typer.Option(
             "--dtype",
             "-t",
-            help="fp32, tf32, fp16, bf16 or fp8 (calibrated with the first batch). Default: that of a saved engine, "
-            "else fp16.",
+            help="fp32, tf32, fp16, bf16, int8 or fp8 (both calibrated with the first batch). Default: that of a saved "
+            "engine, else fp16.",
             show_default=False,
         ),
     ] = None,

@@ -14,6 +14,7 @@ from escalade.commands.classifiers import ClassifierRequest, build_classifier
 from escalade.commands.networks import is_saved
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import printable
 from escalade_apps.ray import Job, Network
 from escalade_apps.ray.connection import connected
@@ -35,10 +36,10 @@ def classify(
     form: str,
 ) -> None:
     """Run the unfinished shards of the job. Exits with status 1 if an image could not be read."""
-    if request.dtype == "fp8":
+    if request.dtype in QUANTIZED:
         raise UnsupportedError(
-            "--ray with --dtype fp8 needs a saved fp8 engine: compile(..., calibration=...).save(FILE), then pass "
-            "--network FILE"
+            f"--ray with --dtype {request.dtype} needs a saved {request.dtype} engine: compile(..., "
+            "calibration=...).save(FILE), then pass --network FILE"
         )
     with status.status(f"Compiling {request.title}"):
         found = build_classifier(request, "cpu", batch, ())

@@ -83,6 +83,7 @@ def command(
     from escalade.commands.devices import network_device
     from escalade.commands.running import ON_CPU, Run, wide_console
     from escalade.commands.selection import check_names
+    from escalade.ops.base.dtypes import QUANTIZED
     from escalade.tune.refusal import LostDevice
     from escalade_bench.coverage.catalogue import entries
     from escalade_bench.coverage.run import Coverage, left_over
@@ -93,7 +94,7 @@ def command(
 
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
     check_names("layout", (layout,), LAYOUTS)
-    check_names("dtype", dtypes, [dtype for dtype in MOST if dtype != "fp8"])
+    check_names("dtype", dtypes, [dtype for dtype in MOST if dtype not in QUANTIZED])
     beside = registry.chosen(listed(peers), registry.NETWORKS)
     where = network_device(device) if timed else torch.device("cpu")
     found = entries(networks, only)

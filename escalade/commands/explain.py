@@ -21,7 +21,7 @@ def command(
     batch: PlannedBatch = 1,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8.", show_default="fp16"),
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16, int8 or fp8.", show_default="fp16"),
     ] = None,
     device: EngineOn = None,
     time: Annotated[bool, typer.Option("--time", help="Time each step separately on the GPU.")] = False,

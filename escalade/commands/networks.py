@@ -24,6 +24,7 @@ from escalade.errors import UnsupportedError
 from escalade.models.folder import load_weights
 from escalade.models.registry import SEED
 from escalade.models.tensor_file import read_tensors
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import printable
 from escalade_apps.classify.preparation import Normalization
 from escalade_bench.coverage.catalogue import entries
@@ -119,7 +120,7 @@ def network(
     arguments, keywords = found.inputs(batch, home)
     engine = compile(
         found.model, arguments, keywords, dtype=dtype, device=device, measured=measured, plans=plans,
-        calibration=[arguments] if dtype == "fp8" else None,
+        calibration=[arguments] if dtype in QUANTIZED else None,
         normalize=None if normalize is None else normalize(arguments[0].shape),
     )  # fmt: skip
     return engine, engine.flatten(arguments, keywords)

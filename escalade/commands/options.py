@@ -36,7 +36,7 @@ def several(*names: str, help: str, default: str) -> Any:
 def dtypes_option(default: str) -> Any:
     """Return an option for a list of dtypes, whose default is described by this text."""
     return typer.Option(
-        "--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8, such as fp16,tf32.", show_default=default
+        "--dtype", "-t", help="fp32, tf32, fp16, bf16, int8 or fp8, such as fp16,tf32.", show_default=default
     )
 
 

@@ -44,7 +44,7 @@ def command(
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8.", show_default="fp16 if supported"
+            "--dtype", "-t", help="fp32, tf32, fp16, bf16, int8 or fp8.", show_default="fp16 if supported"
         ),
     ] = None,
     layout: Annotated[

@@ -8,6 +8,7 @@ from escalade.engine import Engine, compile
 from escalade.engine.nodes.convert import Normalize
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.prediction import example, first_images
 
@@ -83,7 +84,7 @@ def compile_classifier(
     normalize: Normalization,
     files: Sequence[Source],
 ) -> Engine:
-    """Compile a ResNet for batches of bytes. FP8 is calibrated with the first batch of `files`."""
+    """Compile a ResNet for batches of bytes. FP8 and INT8 are calibrated with the first batch of `files`."""
     crop = crop_of(model)
     return compile(
         model,
@@ -91,5 +92,5 @@ def compile_classifier(
         dtype=dtype,
         device=device,
         normalize=normalize,
-        calibration=first_images(files, crop, batch) if dtype == "fp8" else None,
+        calibration=first_images(files, crop, batch) if dtype in QUANTIZED else None,
     )

@@ -49,7 +49,11 @@ class Ceilings:
         moving = bytes_moved / (max(self.copy_gbps, self.read_gbps) * 1e3)
         if dtype == "fp32":
             return moving
-        rate = max(self.tflops[name] for name in ((dtype, "fp16") if dtype == "tf32" else (dtype,)))
+        alike = {
+            "tf32": ("tf32", "fp16"),
+            "int8": ("fp8",),
+        }  # tensor cores multiply bytes of both kinds equally fast
+        rate = max(self.tflops[name] for name in alike.get(dtype, (dtype,)))
         return max(moving, flops / (rate * 1e6))
 
 

@@ -20,16 +20,23 @@ from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.tune.verification import UNIT_ROUNDOFF, compare
 from escalade_bench.peers.network import tensors
 
-TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
+TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0, "int8": 2.0}
 """PyTorch's own error. In fp32 operands that are split into halves of 22 bits, and Winograd's transforms, lose a bit or
 two; in TF32 Hopper's units cut x off where others round (docs/hopper.md). In 16 bits that is below their rounding.
 """
-LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25}
+LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25, "int8": 0.1}
 """Least tolerance: PyTorch's few results may happen to be nearly exact, and its TF32 may be fp32."""
-MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
-"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8: there it is a random walk of 16
-roundings to 2^-4."""
-_LAST_BIT = {"fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
+MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25, "int8": 0.1}
+"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8 and INT8: there it is a random
+walk of 16 roundings to 2^-4, and to 1/127 of the largest value."""
+_LAST_BIT = {
+    "fp32": 2.0**-23,
+    "tf32": 2.0**-10,
+    "fp16": 2.0**-10,
+    "bf16": 2.0**-7,
+    "fp8": 2.0**-3,
+    "int8": 2.0**-6,
+}
 UNTIMED = -1.0
 """In place of the seconds per system: systems only compile, and nothing is judged or timed."""
 PEERS = 2.0

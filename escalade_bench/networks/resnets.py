@@ -12,6 +12,7 @@ from torch import nn
 from escalade import models
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.networks import host, parts, planned, training_step
 from escalade_bench.networks.judging import MOST
 from escalade_bench.networks.training_step import Training
@@ -42,8 +43,8 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         lambda count, size, seed, device: images(count, size, seed).to(device),
         SIZE,
         batches=(1, 4, 8, 16, 32, 64, 256),
-        dtypes=tuple(dtype for dtype in MOST if dtype != "fp8"),
-        further_dtypes=("fp8",),
+        dtypes=tuple(dtype for dtype in MOST if dtype not in QUANTIZED),
+        further_dtypes=QUANTIZED,
         peers=registry.RESNETS,
         parts={
             "accuracy": Part(parts.accuracy),

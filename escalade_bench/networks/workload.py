@@ -15,6 +15,7 @@ from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
 from escalade.ops.base.card import H200, Card
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
@@ -24,7 +25,7 @@ from escalade_bench.peers.registry import SLOW
 
 Say = Callable[[str], None]
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
-"""Number of inputs that FP8's ranges are measured on, and their seed: they are neither judged nor timed."""
+"""Number of inputs that ranges for 8 bits are measured on, and their seed: they are neither judged nor timed."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Setting:
 
     def engine(self, dtype: str) -> Engine:
         if dtype not in self._engines:
-            if dtype == "fp8":
+            if dtype in QUANTIZED:
                 x = self.inputs(CALIBRATION, CALIBRATION_NUMBER)
                 made = compile(self.model, x, dtype=dtype, device=self.device, calibration=[x], plans=1)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.measure.records import Record
 
 Clock = Callable[[Record], float | None]
@@ -75,7 +76,7 @@ def _missing(ours: Record, timed: set[str]) -> str:
     if ours.workload == "layers":
         if "_bias" in ours.problem and not timed.intersection(_FUSED):
             return "no fused peer"
-        return "" if ours.dtype == "fp8" or "torch-compile" in timed else "no torch.compile"
+        return "" if ours.dtype in QUANTIZED or "torch-compile" in timed else "no torch.compile"
     is_network = not ours.rung and "_gradient" not in ours.workload
     return "no torch.compile" if is_network and not timed.intersection(_COMPILED) else ""
 

@@ -118,6 +118,7 @@ def _forward(p: Conv2dProblem, where: Mapping[str, Any]) -> Iterator[Drawing]:
     missing = {
         "a second convolution": p.shortcut_channels,
         "pooling": p.pools,
+        "int8": p.dtype == "int8",
         f"the prologue {p.prologue}": p.prologue,
         f"the activation {p.activation}": p.activation,
     }

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.errors import EscaladeError, UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.switches import with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -23,7 +24,7 @@ from escalade_bench.peers.torch_network import COMPILE, MODES
 Inputs = Mapping[str, torch.Tensor]
 Run = Callable[[Any, Inputs], torch.Tensor]
 
-AGREEMENT = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 3e-2, "fp8": 0.1}
+AGREEMENT = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 3e-2, "fp8": 0.1, "int8": 0.1}
 """Largest relative error of a peer's whole result. Winograd's algorithm passes; TF32 (3e-4) in place of fp32 fails."""
 
 
@@ -70,8 +71,8 @@ def torch_peers(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
 
 def compiled_peers(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
     """Return torch.compile as the peer of a layer."""
-    if operation.name != "conv2d" or problem.dtype == "fp8":
-        raise UnsupportedError("only forward convolutions are compiled, and none in fp8")
+    if operation.name != "conv2d" or problem.dtype in QUANTIZED:
+        raise UnsupportedError("only forward convolutions are compiled, and none in 8 bits")
     return [compiled_peer(operation)]
 
 
@@ -94,8 +95,8 @@ def _compiled(run: Run, problem: Any, fullgraph: bool) -> Callable[[Inputs], tor
 
 
 def _conv2d_peers(problem: Conv2dProblem) -> list[LayerPeer]:
-    if problem.dtype == "fp8":
-        return []  # PyTorch has no FP8 convolutions
+    if problem.dtype in QUANTIZED:
+        return []  # PyTorch has no convolutions in 8 bits on GPUs
     found = [LayerPeer(f"torch-{layout}", layout, eager_conv2d) for layout in ("nchw", "nhwc")]
     if problem.relu and not problem.prologue:  # PyTorch exposes cuDNN's fusions only with a final ReLU
         found += [LayerPeer(f"cudnn-fused-{layout}", layout, _fused) for layout in ("nchw", "nhwc")]

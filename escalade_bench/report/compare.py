@@ -16,7 +16,7 @@ from escalade_bench.report.table import Column, Table, columns, text
 K = TypeVar("K")
 PREFERRED_GPU = "h200"
 """The GPU that README.md speaks of."""
-DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
+DTYPES = ("fp16", "bf16", "int8", "fp8", "tf32", "fp32")
 Cards = Mapping[str, Sequence[Record]]
 """Records of cards, by GPU folder, the preferred one first."""
 

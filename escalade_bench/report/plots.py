@@ -25,7 +25,7 @@ PICTURES = (".png", ".svg", ".pdf")
 _INK = "#010203"
 """Stands for the page's text color until the plot is on the page."""
 BLUE, GOLD, RED, PURPLE, GREEN, GREY = "#2f6db5", "#b58a1b", "#c2542d", "#7a52a8", "#3f8f5f", "#8a8f98"
-_DTYPE = {"fp32": BLUE, "tf32": PURPLE, "fp16": RED, "bf16": GOLD, "fp8": GREEN}
+_DTYPE = {"fp32": BLUE, "tf32": PURPLE, "fp16": RED, "bf16": GOLD, "fp8": GREEN, "int8": GREY}
 _SYSTEM = {
     "escalade": RED, "torch-eager": GREY, "torch-graph": BLUE, "torch-compile": PURPLE,
     "torch-compile-default": GREEN, "jax": GOLD,

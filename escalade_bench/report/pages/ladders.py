@@ -20,7 +20,7 @@ from escalade_bench.report.table import Column, Table, columns, text
 FOLDER = "ladders"
 """The folder of the operations' pages, below docs/."""
 CLIMB = ("conv2d", "64to64_56_k3s1_b256")
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 _FIGURE = re.compile(r"\[\[(\w+) (\w+) (\w+)\]\]")
 
 

@@ -344,7 +344,10 @@ def test_plots_refuse_what_they_cannot_write(tmp_path: pathlib.Path) -> None:
 
 
 def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:
-    assert "fp8" not in WORKLOADS["resnet18"].dtypes and WORKLOADS["resnet18"].further_dtypes == ("fp8",)
+    assert "fp8" not in WORKLOADS["resnet18"].dtypes and WORKLOADS["resnet18"].further_dtypes == (
+        "fp8",
+        "int8",
+    )
     refused = CliRunner().invoke(cli.app, ["bench", "lenet", "--device", "cpu", "-t", "fp8"])
     assert refused.exit_code and "fp8 is for ResNets" in str(refused.exception)
 
