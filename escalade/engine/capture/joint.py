@@ -32,7 +32,7 @@ from escalade.engine.capture.reader import CaptureError
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
 
-Loss = Callable[..., torch.Tensor]
+Loss = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 SCALE = "scale"
 """Name of the optional graph input that scales the loss before the backward pass."""
 
@@ -42,7 +42,7 @@ class Joint:
     """A training step for inputs of one size.
 
     Inputs of the graph, in order: parameters, buffers, inputs of the model and the loss, and the loss scale if there is
-    one. Outputs: the loss, gradients, and new values of buffers.
+    one. Outputs: the loss, gradients, new values of buffers, and what else the loss returned.
     """
 
     graph: Graph
@@ -186,6 +186,8 @@ class _Step(nn.Module):
         self._step = (_BufferObserver(model), loss, inputs, autocast)
         self.title = type(model).__name__
         self.scaled = scaled
+        self.parts = 0
+        """Tensors that the loss returns besides its own."""
         self.parameter_names = {f"p{n}": name for n, (name, _) in enumerate(model.named_parameters())}
         self.buffer_names = {f"b{n}": name for n, (name, _) in enumerate(model.named_buffers())}
         self._caller_parameters = [parameter for parameter in caller_parameters if parameter.requires_grad]
@@ -300,12 +302,21 @@ class _Step(nn.Module):
             getattr(self, tensor).register_hook(torch.clone)
         targets = arguments[inputs:-1] if self.scaled else arguments[inputs:]
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
-            result = loss(torch.func.functional_call(body, state, arguments[:inputs]), *targets)
-        if not isinstance(result, torch.Tensor):
-            raise CaptureError(f"the loss returns {type(result).__name__}; it must return a tensor")
+            returned = loss(torch.func.functional_call(body, state, arguments[:inputs]), *targets)
+        given: tuple[Any, ...] = returned if isinstance(returned, tuple) and returned else (returned,)
+        result, *parts = given
+        for one in given:
+            if not isinstance(one, torch.Tensor):
+                raise CaptureError(
+                    f"the loss returns {type(one).__name__}; it must return a tensor, or a tuple of tensors of which "
+                    "the first is the loss"
+                )
+        self.parts = len(parts)
         for tensor in self._assigned:
             getattr(self, tensor).copy_(body.after[self.buffer_names[tensor]].detach())
-        return (result * arguments[-1], result.detach()) if self.scaled else (result,)
+        # Clones: AOTAutograd identifies a result by its node, and a part may be an input or another part.
+        rest = tuple(one.detach().clone() for one in parts)
+        return (result * arguments[-1], result.detach(), *rest) if self.scaled else (result, *rest)
 
 
 class _CallLog(TorchDispatchMode):
@@ -396,14 +407,15 @@ class _JointReader(FunctionalReader):
         results = self.results
         new, gradients = results[: len(changed)], results[len(results) - len(trained) :]
         losses = results[len(changed) : len(results) - len(trained)]
-        if len(losses) != 1 + step.scaled:
+        if len(losses) != 1 + step.scaled + step.parts:
             raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
-        self.set_outputs(graph, [losses[-1], *gradients, *new])
+        self.set_outputs(graph, [losses[step.scaled], *gradients, *new, *losses[1 + step.scaled :]])
         order = [*range(len(results))]
         chosen = (
             order[len(changed) + step.scaled],
             *order[len(results) - len(trained) :],
             *order[: len(changed)],
+            *order[len(changed) + step.scaled + 1 : len(results) - len(trained)],
         )
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
         constants = tuple(self.constants)

@@ -128,7 +128,7 @@ class PlannedStep:
         elif plan_only is not None or CHECKS_PLANS:
             self.program = ReferenceStep(planned(), constants, bound, self._casts.run)
         else:
-            kept = [index for index in range(first + len(joint.changed)) if index not in counted]
+            kept = [index for index in range(len(joint.results)) if index not in counted]
             self.program = OperatorStep(planned(), joint.module(), [bound[name] for name in names], kept)
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
@@ -144,8 +144,14 @@ class PlannedStep:
             self._all_reduce = partial(reduce or _nothing, flat if self._total is None else self._total)
         changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
         self._counters = _Increments((changed.pop(place), step) for place, step in counted.items())
-        self._buffer_updates = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
+        end = len(trained) + len(changed)
+        self._buffer_updates = _Copies(zip(results[len(trained) : end], changed.values(), strict=True))
+        self._parts = results[end:]
         self.groups: list[ParameterGroup] | None = None
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Return what the loss returned besides its own value in the last run."""
+        return tuple(one.clone() for one in self._parts)
 
     @property
     def types(self) -> dict[nn.Parameter, torch.dtype]:

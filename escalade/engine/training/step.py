@@ -60,7 +60,8 @@ def training_step(
 
     Args:
         model: The model to train, in training mode.
-        loss: Function of the model's result and the remaining arguments of the step.
+        loss: Function of the model's result and the remaining arguments of the step. It returns one number, or a tuple
+            of it and further tensors, which are `step.loss_parts` after each call.
         optimizer: torch.optim's SGD, Adam or AdamW.
         example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
             `loss` takes after the model's result.
@@ -263,6 +264,11 @@ class TrainingStep:
     def loss_scale(self) -> float | None:
         """The current loss scale; None if the loss is not scaled."""
         return None if self._scale is None else float(self._scale)
+
+    @property
+    def loss_parts(self) -> tuple[torch.Tensor, ...]:
+        """What the loss returned after its first result in the last call, such as the terms of a sum."""
+        return next(reversed(self._plans.values())).parts()
 
     @property
     def gradient_norm(self) -> torch.Tensor | None:

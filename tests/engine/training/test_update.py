@@ -255,3 +255,42 @@ def test_settings_that_no_step_takes() -> None:
         (name,) = given
         with pytest.raises(UnsupportedError, match=f"{name} .*: pass"):
             escalade.training_step(model, F.cross_entropy, optimizer, batch, **given)
+
+
+class _TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.norm(torch.tanh(self.body(x)))
+        return {"classes": self.first(y), "rest": (self.second(y), y)}
+
+
+def _two_losses(
+    found: dict[str, Any], target: torch.Tensor, level: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    by_class, by_level = F.cross_entropy(found["classes"], target), F.mse_loss(found["rest"][0], level)
+    right = (found["classes"].argmax(1) == target).sum()
+    return by_class + 0.5 * by_level, by_class, by_level, right, level
+
+
+@pytest.mark.parametrize("checks_plans", [True, False])
+def test_several_outputs_and_losses(checks_plans: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a loss are returned as they were before the update, whatever they are."""
+    monkeypatch.setattr(planned, "CHECKS_PLANS", checks_plans)
+    torch.manual_seed(0)
+    model = _TwoHeads()
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x, target, level = torch.randn(5, 6), torch.randint(0, 3, (5,)), torch.randn(5, 1)
+    step = escalade.training_step(model, _two_losses, own, (x, target, level), loss_scale=64.0, accumulate=1)
+    for _ in range(3):
+        loss, *parts = _two_losses(expected(x), target, level)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        _same(step(x, target, level), loss.detach())
+        _same(step.loss_parts, tuple(one.detach() for one in parts))
+    _same(model.state_dict(), expected.state_dict())
