@@ -206,7 +206,8 @@ def training_statistics(
     x: torch.Tensor, inputs: Tensors, epsilon: float, momentum: float
 ) -> dict[str, torch.Tensor]:
     """Return what kernels compute for training from the statistics of x, by the names of their buffers."""
-    problem = BatchStatisticsProblem(*x.shape, epsilon=epsilon, momentum=momentum)
+    batch, channels, height, width = x.shape
+    problem = BatchStatisticsProblem(batch, channels, height, width, epsilon=epsilon, momentum=momentum)
     found = for_training(problem, {**inputs, "x": x})
     found[VARIANCE] = x.double().var((0, 2, 3), correction=0)
     return {name: value.float() for name, value in found.items()}

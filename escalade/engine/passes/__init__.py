@@ -141,7 +141,8 @@ _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ..
     ("batch_norm_sums", fuse_batch_norm_sums),
 )
 STEP_TECHNIQUES: Mapping[str, str] = {
-    name: _docstring(apply) for name, apply in (*_STEP_PASSES, *_ESTIMATED_PASSES)
+    **{name: _docstring(apply) for name, apply in _STEP_PASSES},
+    **{name: _docstring(apply) for name, apply in _ESTIMATED_PASSES},
 }
 """Techniques of `optimize_step`, with a description of each."""
 

@@ -120,9 +120,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int k_tiles = problem.cta_k_tiles(tile.phase, rank);
             return DEPTH ? (k_tiles + 1 - consumer) / 2 : k_tiles;
         };
+        const auto prefetch = [&](int index) {
+            if (!(HAS_NORM || (PERMUTED && HAS_RESIDUAL)) || index >= problem.tiles) return;
+            const Tile tile(problem, index, rank);
+            const int pixel = tile.pixel + wg_pixel, filter = tile.filter + wg_filter;
+            if (PERMUTED && HAS_RESIDUAL) writer.prefetch(residual, pixel, filter);
+            if (HAS_NORM) writer.prefetch(norm.x, pixel, filter);
+            if (MASK_BY_OUTPUT) writer.prefetch(norm.output, pixel, filter);
+        };
+        const int own_step = (PING_PONG ? 2 : 1) * step;
+        prefetch(first + (PING_PONG ? consumer * step : 0));
         if (consumer == 1 && (PING_PONG || DEPTH)) ring.skip(PING_PONG ? k_tiles_of(Tile(problem, first, rank)) : 1);
         for (int index = first + (PING_PONG ? consumer * step : 0); index < problem.tiles;
-             index += (PING_PONG ? 2 : 1) * step) {
+             index += own_step) {
+            prefetch(index + own_step);
             const Tile tile(problem, index, rank);
             const int pixel = tile.pixel + wg_pixel, filter = tile.filter + wg_filter;
             if constexpr (CLASSES > 1) {

@@ -132,20 +132,6 @@ struct GradientSums {
         for (int panel = 0; panel < PANELS; ++panel) sums[panel] = products[panel] = make_float2(0.f, 0.f);
     }
 
-    // Brings a warpgroup's tile of x, and of the output, into L2 during the products.
-    __device__ __forceinline__ void prefetch(int pixel, int filter, int pixels, int filters) const {
-        constexpr int LINE = 128 / sizeof(Output);
-#pragma unroll
-        for (int row = threadIdx.x % 128; row < WG_PIXELS; row += 128)
-#pragma unroll
-            for (int column = 0; column < WG_FILTERS; column += LINE) {
-                if (pixel + row >= pixels || filter + column >= filters) continue;
-                const long long at = 1LL * (pixel + row) * filters + filter + column;
-                prefetch_line(norm.x + at);
-                if (MASK_BY_OUTPUT) prefetch_line(norm.output + at);
-            }
-    }
-
     struct Loaded {  // half of this lane's pairs of a staging tile; zeros where there is no pixel
         u32 xs[8], outputs[8];
     };

@@ -152,8 +152,6 @@ struct StagedWriter {
 
     // Call before the mainloop: residuals arrive during it.
     __device__ __forceinline__ void begin(int first_pixel, int first_filter) {
-        if constexpr (HAS_NORM)
-            gradient_sums.prefetch(first_pixel, first_filter, writer.pixels, writer.shape.filters);
         if (HAS_AUX && copier)
             for (int number = 0; number < BUFFERS; ++number) fetch_residual(first_pixel, first_filter, number);
     }

@@ -41,6 +41,18 @@ struct Writer {
         return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
     }
 
+    // Brings the rows of a warpgroup's tile in another tensor of y's shape into L2, a tile ahead of those that read them.
+    template <class T>
+    __device__ __forceinline__ void prefetch(const T* tensor, int first_pixel, int first_filter) const {
+        constexpr int LINE = 128 / sizeof(T);
+#pragma unroll
+        for (int row = threadIdx.x % 128; row < WG_PIXELS; row += 128)
+#pragma unroll
+            for (int column = 0; column < WG_FILTERS; column += LINE)
+                if (first_pixel + row < pixels && first_filter + column < shape.filters)
+                    prefetch_line(tensor + 1LL * (first_pixel + row) * shape.filters + first_filter + column);
+    }
+
     // Call for group 0 before the mainloop, which hides the latency.
     __device__ __forceinline__ void load(Lines& lines, int group, int warp_pixel, int first_filter) const {
         const int lane = threadIdx.x % 32;

@@ -131,7 +131,7 @@ class Conv2dProblem(Named):
         padding: int | None = None,
         dtype: str = "fp32",
         layout: str = "nchw",
-        **rest: bool | int | str | tuple[int, int],
+        **rest: bool | int | float | str | tuple[int, int],
     ) -> Conv2dProblem:
         """Return a problem with square image and filter; `padding` defaults to half the filter."""
         pad = filter_size // 2 if padding is None else padding
