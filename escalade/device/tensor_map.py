@@ -13,7 +13,7 @@ from escalade.device.recipe import Im2colMap, TensorMap, TiledMap
 from escalade.errors import UnsupportedError
 
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "fp8": 1, "int8": 1, "uint8": 1}
-_DATA_TYPES = {
+DATA_TYPES = {
     "fp16": "FLOAT16",
     "bf16": "BFLOAT16",
     "fp32": "FLOAT32",
@@ -22,6 +22,7 @@ _DATA_TYPES = {
     "int8": "UINT8",
     "uint8": "UINT8",
 }
+"""Names of the driver's data types, after CU_TENSOR_MAP_DATA_TYPE_."""
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _MAP_BYTES = 128
 
@@ -47,7 +48,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
             "needs multiples of 16 bytes"
         )
     data_type = getattr(
-        driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[tensor_map.element]}"
+        driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{DATA_TYPES[tensor_map.element]}"
     )
     sizes = _long(driver, tensor_map.sizes)
     strides = _long(driver, strides_of(tensor_map))

@@ -34,7 +34,7 @@ from escalade.device.recipe import (
     TiledMap,
     WeightsReady,
 )
-from escalade.device.tensor_map import strides_of
+from escalade.device.tensor_map import DATA_TYPES, strides_of
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import OWN
@@ -411,7 +411,7 @@ def _write_value(data: _Data, value: bytes) -> None:
 def _write_map(data: _Data, tensor_map: TensorMap, location: Location) -> None:
     data.u8(Kind.tiled_map if isinstance(tensor_map, TiledMap) else Kind.im2col_map)
     data.location(location)
-    data.text(tensor_map.element)
+    data.text(DATA_TYPES[tensor_map.element])
     data.u32(tensor_map.swizzle, len(tensor_map.sizes))
     data.u64(*tensor_map.sizes, *strides_of(tensor_map))
     if isinstance(tensor_map, TiledMap):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from escalade.device.tensor_map import DATA_TYPES
 from escalade.device.twin import toolchain
 from escalade.engine import compile
 from escalade.engine.cpp_export import PLAN_FILE, SOURCES
@@ -110,6 +111,11 @@ def test_plans_that_need_pytorch_are_refused_by_the_names_of_their_steps(tmp_pat
     assert not (tmp_path / "refused").exists()
     with pytest.raises(UnsupportedError, match="kernels=True saves machine code for the GPU"):
         engine.export_cpp(tmp_path / "refused")
+
+
+def test_the_runtime_knows_every_type_of_tensor_maps() -> None:
+    source = (SOURCES / "escalade_runtime.cpp").read_text()
+    assert all(f'{{"{name}", CU_TENSOR_MAP_DATA_TYPE_{name}}}' in source for name in DATA_TYPES.values())
 
 
 def test_the_command_writes_a_folder(tmp_path: pathlib.Path) -> None:

@@ -158,7 +158,7 @@ struct Location {
 };
 
 struct TensorMap {
-    std::string element;
+    std::string type;
     std::uint32_t swizzle = 0;
     std::vector<std::uint64_t> sizes, strides;
     std::vector<std::uint32_t> box, steps;
@@ -243,7 +243,7 @@ std::vector<Copy> read_copies(Reader& reader) {
 std::shared_ptr<TensorMap> read_map(Reader& reader, bool im2col) {
     auto map = std::make_shared<TensorMap>();
     map->im2col = im2col;
-    map->element = reader.text();
+    map->type = reader.text();
     map->swizzle = reader.number<std::uint32_t>();
     const auto rank = reader.number<std::uint32_t>();
     if (rank < 1 || rank > 5 || (im2col && rank != 4)) reader.fail();
@@ -317,9 +317,10 @@ std::vector<Launch> read_launches(Reader& reader, std::size_t programs) {
 
 CUtensorMap encode(const TensorMap& map, CUdeviceptr address, const std::string& what) {
     static const std::map<std::string, CUtensorMapDataType> types = {
-        {"fp16", CU_TENSOR_MAP_DATA_TYPE_FLOAT16}, {"bf16", CU_TENSOR_MAP_DATA_TYPE_BFLOAT16},
-        {"fp32", CU_TENSOR_MAP_DATA_TYPE_FLOAT32}, {"tf32", CU_TENSOR_MAP_DATA_TYPE_FLOAT32},
-        {"fp8", CU_TENSOR_MAP_DATA_TYPE_UINT8},    {"uint8", CU_TENSOR_MAP_DATA_TYPE_UINT8},
+        {"FLOAT16", CU_TENSOR_MAP_DATA_TYPE_FLOAT16},
+        {"BFLOAT16", CU_TENSOR_MAP_DATA_TYPE_BFLOAT16},
+        {"FLOAT32", CU_TENSOR_MAP_DATA_TYPE_FLOAT32},
+        {"UINT8", CU_TENSOR_MAP_DATA_TYPE_UINT8},
     };
     static const std::map<std::uint32_t, CUtensorMapSwizzle> swizzles = {
         {0, CU_TENSOR_MAP_SWIZZLE_NONE},
@@ -327,7 +328,7 @@ CUtensorMap encode(const TensorMap& map, CUdeviceptr address, const std::string&
         {64, CU_TENSOR_MAP_SWIZZLE_64B},
         {128, CU_TENSOR_MAP_SWIZZLE_128B},
     };
-    const auto type = types.find(map.element);
+    const auto type = types.find(map.type);
     const auto swizzle = swizzles.find(map.swizzle);
     if (type == types.end() || swizzle == swizzles.end()) throw Error(what + ": its tensor map is not supported");
     CUtensorMap encoded;
