@@ -244,8 +244,8 @@ def test_wrong_counts_are_named(engine: Engine) -> None:
 
 def test_wrong_options_are_named(small: nn.Module) -> None:
     x = torch.randn(1, 3, 6, 6)
-    with pytest.raises(UnsupportedError, match="dtype 'int8': compile takes fp32, tf32, fp16, bf16"):
-        compile(small, x, dtype="int8")
+    with pytest.raises(UnsupportedError, match="dtype 'int4': compile takes fp32, tf32, fp16, bf16"):
+        compile(small, x, dtype="int4")
     for device in ("meta", "banana"):
         with pytest.raises(UnsupportedError, match=f"device '{device}': engines run on cuda, cpu or twin"):
             compile(small, x, device=device)
