@@ -188,6 +188,31 @@ def test_products_of_every_type(
     torch.testing.assert_close(d.double(), seen(a) @ seen(b).T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("row_bytes", "descriptor"), [(128, "operand"), (64, "narrow_operand")])
+def test_products_of_integers_are_exact(row_bytes: int, descriptor: str) -> None:
+    """From -128 to 127, in rows that are swizzled within 128 or within 64 bytes."""
+    columns = 48
+    a, b = (torch.randint(-128, 128, (rows, row_bytes), dtype=torch.int8) for rows in (64, columns))
+    a[0], b[0] = -128, -128
+    d = torch.full((64, columns), float("nan"))
+    maps = [
+        _Map.from_buffer_copy(
+            encode_tiled(t.data_ptr(), 1, t.shape[::-1], (row_bytes,), (row_bytes, t.shape[0]), row_bytes)
+        )
+        for t in (a, b)
+    ]
+    edits = {
+        "float sums": "int sums", "* 128": f"* {row_bytes}", "k < 4": f"k < {row_bytes // 32}",
+        "operand_descriptor": f"{descriptor}_descriptor",
+    }  # fmt: skip
+    source = f"#define COLUMNS {columns}\n#define MULTIPLY wgmma_s8\n" + ONE_PANEL
+    for old, new in edits.items():
+        assert old in source
+        source = source.replace(old, new)
+    build(source, "panel", checks=True).launch((1, 1, 1), (128, 1, 1), [*maps, ctypes.c_void_p(d.data_ptr())])
+    assert torch.equal(d.double(), a.double() @ b.double().T)
+
+
 # d[64][COLUMNS] = the sum over 32 rows k of a[k][64] * b[k][COLUMNS], both as they lie in memory: b in boxes of 64
 # columns, GAP bytes apart.
 TRANSPOSED = r"""
