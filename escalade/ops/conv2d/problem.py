@@ -171,7 +171,7 @@ class Conv2dProblem(Named):
         if self.pools:
             raise UnsupportedError("epsilon with a pool: statistics are computed of unpooled results")
         height, width = self.result_size
-        stored = "fp32" if self.stored in ("tf32", "fp8") else self.stored
+        stored = self.stored if self.stored in ("fp16", "bf16") else "fp32"
         return BatchStatisticsProblem(
             self.batch, self.filters, height, width, stored, self.layout, self.epsilon, self.momentum
         )
