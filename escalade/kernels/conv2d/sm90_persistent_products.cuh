@@ -16,11 +16,8 @@ __device__ __forceinline__ void release(const Stages& ring, int stage) {
 __device__ __forceinline__ void multiply_k_tile(Accumulators& acc, const Stages& ring, int first_pixel,
                                                 int first_filter, bool accumulate) {
     ring.wait_full();
-    const u32 first_row = ring.address() + first_pixel * ROW_BYTES;
-    const u32 first_weight = ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES;
-    const u64 pixels = ROW_BYTES == 64 ? narrow_operand_descriptor(first_row) : operand_descriptor(first_row);
-    const u64 weights =
-        ROW_BYTES == 64 ? narrow_operand_descriptor(first_weight) : k_tile_descriptor<MN_MAJOR>(first_weight);
+    const u64 pixels = operand_descriptor(ring.address() + first_pixel * ROW_BYTES);
+    const u64 weights = k_tile_descriptor<MN_MAJOR>(ring.address() + PIXEL_BYTES + first_filter * ROW_BYTES);
     const u64 rows = SWAPPED ? weights : pixels, columns = SWAPPED ? pixels : weights;
     constexpr MNMajor WHICH = !MN_MAJOR ? MNMajor::none : SWAPPED ? MNMajor::rows : MNMajor::columns;
     wgmma_fence();

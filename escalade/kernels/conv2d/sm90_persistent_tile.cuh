@@ -7,7 +7,6 @@
 using Element = float;                  // windows.dtype
 using Output = float;                   // epilogue.output
 using Bias = float;                     // "fp32" if windows.element_bytes == 1 else epilogue.output
-#define CHANNEL_BYTES 128               // windows.row_bytes: bytes of channels per row of a stage, the swizzle span
 constexpr int WG_PIXELS = 64;           // config.warpgroup_tile[0]
 constexpr int WG_FILTERS = 64;          // config.warpgroup_tile[1]
 constexpr int SHARE = 0;                // share: of two warpgroups: 0 ping-pong, 1 pixels, 2 filters, 3 depth
@@ -38,7 +37,7 @@ constexpr bool HAS_MASK = false;        // epilogue.mask
 #include "conv2d/pixel_classes.cuh"
 #include "conv2d/shared_sum.cuh"
 
-constexpr int ROW_BYTES = CHANNEL_BYTES;
+constexpr int ROW_BYTES = 128;  // swizzle span
 constexpr int K_TILE = ROW_BYTES / sizeof(Element);
 constexpr bool PING_PONG = SHARE == 0, DEPTH = SHARE == 3;
 constexpr int TILE_PIXELS = WG_PIXELS * (SHARE == 1 ? 2 : 1);

@@ -34,7 +34,6 @@ from escalade.ops.conv2d.rungs.tma_windows import (
     PERMUTED_FILTERS,
     ROW_BYTES,
     Windows,
-    row_bytes_of,
     shortcut_shape,
 )
 
@@ -80,8 +79,6 @@ THIN_CYCLES_A_COPIED_ROW = 4.3
 80to192_73_k3."""
 THIN_CYCLES_A_ROW = 10.0
 """Extra cycles per pixel of a tile with fewer channels than a k-tile: 16to64_112."""
-NARROW_COPY = 0.75
-"""Time of copying a row of 64 bytes, relative to one of 128. A guess: TMA is limited by rows and by bytes."""
 STRAIGHT = 1.4
 """Factor for stores directly from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
@@ -207,19 +204,18 @@ class PersistentConfig(Config):
 
     def cost(
         self, pixels: int, filters: int, k_tiles: int, card: Card, *, thin: int = 0, special: float = 0.0,
-        phases: int = 1, row_bytes: int = ROW_BYTES,
+        phases: int = 1,
     ) -> float:  # fmt: skip
         """Estimate the cycles from tensor cores, L2 and tile ends. `thin` k-tiles are not full, and each result needs
         `special` special functions."""
-        products = self.pixels * self.filters / K_TILE_RATE * (row_bytes / ROW_BYTES)
+        products = self.pixels * self.filters / K_TILE_RATE
         if self.columns <= 64:  # reading both operands from shared memory takes as long as the MMA
             products *= 1.2
         tiles, sums = self.tiles(pixels, filters, phases), self.pixels * self.filters
         group = self.cluster * self.splits
         at_once = card.max_active_clusters(group)
         rate = card.copy_rate(card.rates.copies.tma_persistent, min(tiles, at_once) * group)
-        copied = ROW_BYTES if row_bytes == ROW_BYTES else NARROW_COPY * ROW_BYTES
-        copies = (self.pixels + self.filters / self.cluster) * copied / rate
+        copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
         rounds = ceil_div(tiles, at_once)
         if self.share == PING_PONG and rounds > 1:
             end = TURN_CYCLES + TURN_CYCLES_A_SUM * sums
@@ -444,12 +440,10 @@ class Persistent(HopperRung[PersistentConfig]):
 
     def clocks(self, problem: Conv2dProblem, config: PersistentConfig) -> float:
         p = problem
-        row_bytes = row_bytes_of(p)
-        is_thin = p.taps > 1 and p.channels * p.element_bytes % row_bytes != 0
+        is_thin = p.taps > 1 and p.channels * p.element_bytes % ROW_BYTES != 0
         cost = config.cost(
             p.output_pixels, p.filters, k_tiles_of(p), self.card,
             thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
-            row_bytes=row_bytes,
         )  # fmt: skip
         if p.pools:
             rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
@@ -457,7 +451,7 @@ class Persistent(HopperRung[PersistentConfig]):
         if p.statistics:
             rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
             cost += rounds * config.pixels * config.filters * STATISTICS_CYCLES_A_SUM
-        if p.taps > 1 or p.channels * p.element_bytes >= row_bytes:
+        if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
             return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
         return cost + rounds * config.pixels * THIN_CYCLES_A_ROW

@@ -14,6 +14,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from escalade.ops.conv2d.rungs.window_tiling import (
     FILTERS,
+    NARROW_ROW_BYTES,
     THREADS,
     Tiling,
     WindowRung,
@@ -113,7 +114,8 @@ class Window(WindowRung[WindowConfig]):
         if reason := super().conv_limits(conv):
             return reason
         channels, k_tile = conv.windows.channels, conv.windows.k_tile
-        if channels != k_tile:
+        is_narrow = conv.windows.element_bytes * channels == NARROW_ROW_BYTES
+        if channels != k_tile and not (conv.windows.dtype == "int8" and is_narrow):
             return f"{self.name} takes {k_tile} channels, not {channels}; streamed_window takes more"
         if conv.epilogue.output != conv.windows.dtype:
             return f"{self.name} stores {conv.windows.dtype}, not {conv.epilogue.output}"

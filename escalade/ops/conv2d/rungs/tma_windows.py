@@ -9,8 +9,6 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 
 ROW_BYTES = 128
 """Bytes of channels per row of a stage: the swizzle span, and one k-tile."""
-NARROW_ROW_BYTES = 64
-"""The same for 64 channels of 8 bits: half a k-tile would be zeros otherwise."""
 CORNERS = range(-128, 128)
 """Window corners, relative to the image, that an im2col map with four dimensions can encode."""
 MOST_TAPS = 256
@@ -22,12 +20,6 @@ PERMUTED_FILTERS = 64
 """Filters of a permuted group of weights."""
 MN_MAJOR_FILTERS = 64
 """Filters per copy of MN-major weights: rows of 128 bytes."""
-
-
-def row_bytes_of(problem: Conv2dProblem) -> int:
-    """Return the bytes of channels per row of a stage."""
-    is_narrow = problem.dtype == "int8" and problem.channels == NARROW_ROW_BYTES
-    return NARROW_ROW_BYTES if is_narrow else ROW_BYTES
 
 
 @dataclass(frozen=True)
@@ -60,8 +52,6 @@ class Windows:
     """Strides of MN-major weights; None for K-major weights [filters][taps][channels]."""
     pitch: int = 0
     """Elements per pixel step, if the image is part of a larger one; 0 if dense."""
-    row_bytes: int = ROW_BYTES
-    """Bytes of channels per row of a stage; the windows of a shortcut have those of the convolution."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
@@ -69,7 +59,6 @@ class Windows:
         return Windows(
             p.dtype, p.element_bytes, p.batch, p.channels, (p.height, p.width), (p.filter_height, p.filter_width),
             p.stride, p.padding, p.dilation, (p.output_height, p.output_width), pitch=p.x_pitch,
-            row_bytes=row_bytes_of(p),
         )  # fmt: skip
 
     @staticmethod
@@ -78,13 +67,12 @@ class Windows:
         return Windows(
             p.dtype, p.element_bytes, p.batch, p.shortcut_channels, p.shortcut_size, (1, 1),
             (p.shortcut_stride, p.shortcut_stride), (0, 0), (1, 1), (p.output_height, p.output_width),
-            row_bytes=row_bytes_of(p),
         )  # fmt: skip
 
     @property
     def k_tile(self) -> int:
         """Channels per k-tile."""
-        return self.row_bytes // self.element_bytes
+        return ROW_BYTES // self.element_bytes
 
     @property
     def k_tiles(self) -> int:
@@ -126,15 +114,17 @@ class Windows:
         return Im2colMap(
             buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
             (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.k_tile, pixels,
-            (self.stride[1], self.stride[0]), self.row_bytes, self.pitch * self.element_bytes,
+            (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
-    def window_map(self, buffer: Buffer, columns: int, rows: int, images: int = 1) -> TiledMap:
+    def window_map(
+        self, buffer: Buffer, columns: int, rows: int, images: int = 1, row_bytes: int = ROW_BYTES
+    ) -> TiledMap:
         """Return the map of one k-tile of a window, which may extend beyond the image."""
         sizes = self.channels, self.image[1], self.image[0], self.batch
         strides = pixel_strides(self.pitch * self.element_bytes, self.image)
-        box = (self.k_tile, columns, rows, images)
-        return TiledMap(buffer, self.dtype, sizes, box, self.row_bytes, strides)
+        box = (row_bytes // self.element_bytes, columns, rows, images)
+        return TiledMap(buffer, self.dtype, sizes, box, row_bytes, strides)
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
         """Return the map for storing `pixels` output pixels that are spread over a larger image by `placement`."""
@@ -157,8 +147,7 @@ class Windows:
             row = depth * self.element_bytes
             return TiledMap(
                 buffer, self.dtype, (depth, 8, 8, filters // PERMUTED_FILTERS),
-                (self.k_tile, 8, 8, box // PERMUTED_FILTERS), self.row_bytes,
-                (8 * row, row, PERMUTED_FILTERS * row),
+                (self.k_tile, 8, 8, box // PERMUTED_FILTERS), strides=(8 * row, row, PERMUTED_FILTERS * row),
             )  # fmt: skip
         if self.mn_major:
             return TiledMap(
@@ -171,7 +160,6 @@ class Windows:
             self.dtype,
             (self.channels, self.taps[0] * self.taps[1], filters),
             (self.k_tile, 1, box),
-            self.row_bytes,
         )
 
     def shape(self, filters: int) -> Ints:

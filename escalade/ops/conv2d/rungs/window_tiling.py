@@ -18,6 +18,8 @@ FILTERS = 64
 """Filters per tile: the M of a wgmma."""
 ROW_BYTES = 128
 """Most bytes of channels per pixel of a window, 64 of 16 bits or 32 of 32: the widest swizzle span."""
+NARROW_ROW_BYTES = 64
+"""Bytes of 64 channels or filters of 8 bits."""
 TAP_BYTES = FILTERS * ROW_BYTES
 THREADS = 384
 INTEGER_WIDTHS = tuple(range(16, 257, 16))
@@ -45,7 +47,8 @@ class Tiling:
     @property
     def row_bytes(self) -> int:
         """Bytes of channels per pixel of a window, the swizzle span."""
-        return self.conv.windows.row_bytes
+        is_narrow = self.conv.windows.element_bytes * self.conv.windows.channels == NARROW_ROW_BYTES
+        return NARROW_ROW_BYTES if is_narrow else ROW_BYTES
 
     @property
     def staged_row_bytes(self) -> int:
@@ -134,7 +137,7 @@ class Tiling:
     @property
     def window_map(self) -> TiledMap:
         rows, columns = self.window
-        return self.conv.windows.window_map(Buffer("x"), columns, rows, self.images)
+        return self.conv.windows.window_map(Buffer("x"), columns, rows, self.images, self.row_bytes)
 
     def weight_map(self, weight: Buffer) -> TiledMap:
         """Return the map of one k-tile and tap of 64 filters. In 8 bits, rows 8 apart of 16 are adjacent filters."""
