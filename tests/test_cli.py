@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parent.parent
     [
         (("ladder", "conv9d"), "unknown operation 'conv9d'"),
         (("verify", "conv2d", "--rung", "nosuch", "--device", "twin"), "conv2d has no rung 'nosuch'"),
-        (("verify", "conv2d", "--dtype", "int8", "--device", "twin"), "dtype 'int8': supported are"),
+        (("verify", "conv2d", "--dtype", "int4", "--device", "twin"), "dtype 'int4': supported are"),
         (("ladder", "conv2d", "--problem", "huge", "--device", "twin"), "'huge' does not name a convolution"),
         (("tables", "--root", "nowhere"), "there is no nowhere/README.md"),
         (("precompile", "conv2d", "--arch", "banana"), "architecture 'banana': supported are sm_80"),

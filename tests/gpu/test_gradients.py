@@ -107,7 +107,7 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     x[-1].normal_()
     gradient[-1].normal_().div_(128)
     assert max(x.numel(), gradient.numel()) > 2**31
-    groups = channels if rung == "depthwise" else 1
+    groups = {"depthwise": channels, "wgmma_groups": 4}.get(rung, 1)
     given: dict[str, Any] = {"padding": 1, "groups": groups, "bias": True, "rung": rung}
     found, of_bias = conv2d_weight_gradient(x, gradient, 3, **given)
     alone, of_bias_alone = conv2d_weight_gradient(x[-1:], gradient[-1:], 3, **given)

@@ -345,9 +345,10 @@ def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> Non
 
 
 def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
-    """Whether the chosen rung did not take the problem when the sweep was made, and expects no more than the bound."""
+    """Whether the choice did not exist when the sweep was made, and expects no more than the bound."""
     measured = samples.load(RECORDED)[verdict.key]
-    if any(sample.rung == verdict.chosen for sample in measured):
+    is_new = verdict.reason.startswith("not measured")
+    if not is_new and any(sample.rung == verdict.chosen for sample in measured):
         return False
     problem = measured[0].parsed()
     card = typical_card(measured[0].architecture or None)

@@ -1,7 +1,7 @@
 // Sums over the pixels of each filter's results, for batch normalization: it then need not read y for them. Either mean
 // and squared deviations, for the one that follows; or, where y is the gradient of one's result, the sums that its own
-// gradients need. One warpgroup's results; a later launch merges all of them (split_merge.cu of batch_statistics and of
-// batch_norm_backward).
+// gradients need. One warpgroup's results; a later launch merges all of them (batch_statistics/split_merge.cu and
+// batch_norm_backward/split_merge.cu).
 //
 // Read from the staging tiles, so that they are of the results as stored. Of a staging tile's 64 filters each warp takes
 // 16, and of its 64 rows each lane 16: eight lanes read the pairs of one row, and the four rows of a load are in

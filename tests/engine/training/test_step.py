@@ -353,7 +353,7 @@ def test_statistics_of_mixed_norms_are_fp32(norm: nn.Module) -> None:
     theirs.step()
     _assert_same(model[0].state_dict(), expected[0].state_dict(), 2e-5)
     # PyTorch's kernel for CPUs rounds its sums for the norm's parameters to bf16.
-    _assert_same(model[1].state_dict(), expected[1].state_dict(), 2e-4)
+    _assert_same(model[1].state_dict(), expected[1].state_dict(), 1e-3)
 
 
 class _WideNorm(nn.LayerNorm):
