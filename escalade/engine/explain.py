@@ -28,10 +28,6 @@ ON_THE_CPU = (
     "device='twin' runs the kernels themselves on the CPU, device='cuda' on a GPU."
 )
 ON_THE_TWIN = "The twin chooses rungs as for an H200: estimates are for that card, not for this CPU."
-SLOWER_IN_FP8 = (
-    "On an H200 networks are slower in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, but do not "
-    "save time yet (docs/calls.md)."
-)
 _PRODUCTS = {"fp8": "FP8 (e4m3)", "int8": "INT8"}
 _WIDE = 150
 """Terminal width in characters for all columns; a narrower one gets the first few, and JSON has them all."""
@@ -216,8 +212,7 @@ class Explanation:
             lines += [
                 f"{quantized} of {counted(len(convolutions), 'convolution')} multiply in {_PRODUCTS[self.dtype]}; "
                 "everything else is fp16.",
-                f"{only} of the steps only quantize values to 8 bits."
-                + (f" {SLOWER_IN_FP8}" if self.dtype == "fp8" else ""),
+                f"{only} of the steps only quantize values to 8 bits.",
             ]
         if self.floor_us is not None:
             lines.append(f"Lower bound, summed over the steps: {self.floor_us:.1f} µs.")

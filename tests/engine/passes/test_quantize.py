@@ -130,7 +130,6 @@ def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
     text = " ".join(str(explanation).split())  # lines are as wide as the terminal
     assert f"4 of 4 convolutions multiply in {dtype.upper()}" in text
     assert "0 of the steps only quantize" in text
-    assert ("slower in fp8 than in fp16" in text) == (dtype == "fp8")
     half = compile(network, x, dtype="fp16", device="cpu")
     assert dtype not in str(explain_plan(half.plan(x)))
     assert [step.dtype for step in explanation.steps[:2]] == ["fp16", dtype]
