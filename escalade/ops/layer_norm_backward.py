@@ -204,7 +204,7 @@ SMALL_PROBLEMS = (
     LayerNormBackwardProblem(2, 16_390, rms=True),
     LayerNormBackwardProblem(300, 8),
     LayerNormBackwardProblem(70, 24, rms=True, weight=False),
-    LayerNormBackwardProblem(9, 1),
+    LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
 )
 """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
 

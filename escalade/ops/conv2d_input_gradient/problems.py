@@ -69,6 +69,10 @@ SMALL_PROBLEMS = tuple(
         "5to3_9_k3s2_b1_bias",
         "136to3_5x9_k3s1_b2_mask",  # few filters
         "6to4_7_k1s2p0_b1_bias",  # pixels without a tap are the bias
+    )
+) + tuple(
+    _PARSE(name, "fp16", "nhwc")  # by tensor cores only
+    for name in (
         "72to24_13x11_k3s1_b2_normx",
         "64to16_9_k1s1_b3_res_normoutput",
         "136to8_11_k1s1_b2_normnone",
