@@ -391,7 +391,7 @@ def _write_argument(
         case Int64(value):
             _write_value(data, struct.pack("<q", value))
         case Ints(values):
-            _write_value(data, struct.pack(f"<{len(values)}i", *values))
+            _write_value(data, b"".join(map(_int32, values)))
         case WeightsReady():
             _write_value(data, struct.pack("<i", weights_ready))
         case ReleaseDependents():
@@ -399,7 +399,12 @@ def _write_argument(
         case float():
             _write_value(data, struct.pack("<f", argument))
         case _:
-            _write_value(data, struct.pack("<i", argument))
+            _write_value(data, _int32(argument))
+
+
+def _int32(value: int) -> bytes:
+    """Return four bytes; multipliers of divisions are unsigned, so they may use all 32 bits."""
+    return struct.pack("<I", value & 0xFFFFFFFF)
 
 
 def _write_value(data: _Data, value: bytes) -> None:

@@ -49,7 +49,11 @@ def test_two_processes_on_one_gpu_train_as_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, task: str, step: str
 ) -> None:
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
-    given = GIVEN if task == "autoencoder" else {name: GIVEN[name] for name in GIVEN if name != "width"}
+    given = dict(GIVEN)
+    if task == "resnet18":
+        # Its last stage normalizes 16 values per channel, which amplifies rounding errors: small steps keep them small.
+        given["lr"] = 0.002
+        del given["width"]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ThreadPoolExecutor(1) as runner:
         began = runner.submit(
@@ -62,4 +66,5 @@ def test_two_processes_on_one_gpu_train_as_one(
     assert len(one) == len(two) and [line["step"] for line in one] == [line["step"] for line in two]
     for mine, theirs in zip(one, two, strict=True):
         # Later steps amplify the rounding of the first: another order of summation, and other kernels.
-        assert theirs["loss"] == pytest.approx(mine["loss"], rel=2e-3), (one, two)
+        losses = [[line["loss"] for line in log] for log in (one, two)]
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=2e-3), losses
