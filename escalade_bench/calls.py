@@ -290,7 +290,7 @@ def units() -> Iterator[Unit]:
                 partial(_measure, call, dtype),
                 None,
                 (*SYSTEMS, str(COPIES), *layouts),
-                prepared=(),
+                alone=True,
             )
 
 

@@ -159,7 +159,7 @@ def units() -> Iterator[Unit]:
         _measure,
         _made,
         DTYPES,
-        prepared=(),
+        alone=True,
     )
 
 

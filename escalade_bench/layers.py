@@ -24,7 +24,7 @@ from escalade.ops.stem.operation import STEM
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune import search, verification
 from escalade.tune.sweep import UNTUNED
-from escalade_bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
+from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade_bench.ladder import free, measure_jobs
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.figures import with_gains
@@ -307,7 +307,6 @@ def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
         partial(_measure, layer, WORKLOADS[direction], peers),
         partial(_made, layer),
         peers,
-        prepared=(ANY,),
     )
 
 

@@ -23,7 +23,7 @@ from escalade_apps.train.probing import Probe, ProbeResult
 from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS
-from escalade_bench.campaign.units import ANY, Say, Session, Unit
+from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import at_hand
@@ -102,7 +102,7 @@ def units() -> Iterator[Unit]:
         _SECONDS,
         _measure,
         _made,
-        prepared=(ANY,),
+        alone=True,
     )
 
 

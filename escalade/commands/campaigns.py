@@ -15,7 +15,14 @@ from rich.markup import escape
 from escalade.commands.progress import Say
 from escalade.terminal_text import counted
 from escalade_bench import evaluation
-from escalade_bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
+from escalade_bench.campaign.runner import (
+    Clock,
+    ceiling_records,
+    duration,
+    expected_seconds,
+    ordered,
+    run,
+)
 from escalade_bench.campaign.staleness import WORKLOAD, State
 from escalade_bench.campaign.units import Session
 from escalade_bench.coverage import run as coverage
@@ -90,9 +97,7 @@ def measure_units(
             f"[red]failed:[/] {escape(' '.join(filter(None, record.key)))}: {escape(_first_line(record))}"
         )
     if left:
-        console.print(
-            f"{counted(len(left), 'unit')} left, about {duration(sum(state.seconds for state in left))}"
-        )
+        console.print(f"{counted(len(left), 'unit')} left, about {duration(expected_seconds(left))}")
     console.print("escalade report tables brings README and docs up to date")
     if failed:
         raise typer.Exit(1)
@@ -125,5 +130,5 @@ def print_summary(found: Sequence[State], console: Console) -> None:
     share = 100 * (len(found) - len(stale)) // max(1, len(found))
     console.print(
         f"{len(found) - len(stale)} of {len(found)} units are current ({share}%); the others take about "
-        f"{duration(sum(state.seconds for state in stale))}"
+        f"{duration(expected_seconds(stale))}"
     )

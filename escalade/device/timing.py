@@ -10,10 +10,11 @@ results are compared with the expected ones.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +31,57 @@ ENQUEUE_CYCLES = 1_000_000  # about 0.5 ms: longer than the CPU needs to launch 
 ENQUEUE_CYCLES_EACH = 50_000
 _LEAST_SAMPLES, _PRECISION = 9, 0.01
 """Minimum samples for a confidence interval, and its relative half width at which a subject is done."""
+
+
+class Turn(Protocol):
+    """The right to use the GPU alone, among processes that share it."""
+
+    def take(self) -> None: ...
+    def give_back(self) -> None: ...
+
+
+_turn: Turn | None = None
+_sections = 0
+_held = False
+
+
+def take_turns(turn: Turn | None) -> None:
+    """Let this process share the GPU with others: `exclusive` then waits for its turn."""
+    global _turn
+    _turn = turn
+
+
+@contextlib.contextmanager
+def exclusive(*, lazily: bool = False) -> Iterator[None]:
+    """Use the GPU alone within the block, in a process that takes turns. Sections may be nested.
+
+    With `lazily` the turn begins where `begin_turn` is called, so that compiling does not keep others waiting.
+    """
+    global _sections, _held
+    _sections += 1
+    try:
+        if not lazily:
+            begin_turn()
+        yield
+    finally:
+        _sections -= 1
+        if _held and not _sections:
+            _held = False
+            assert _turn is not None
+            _turn.give_back()
+
+
+def begin_turn() -> None:
+    """Wait for the turn of the enclosing `exclusive`; without one, or in a process that is alone, go on."""
+    global _held
+    if _turn is not None and _sections and not _held:
+        _turn.take()
+        _held = True
+
+
+def takes_turns() -> bool:
+    """Return whether other processes use the GPU at the same time."""
+    return _turn is not None
 
 
 @dataclass(frozen=True)
@@ -127,7 +179,7 @@ def time_interleaved(
             name: timing for subject in subjects for name, timing in _by_clock(subject, failures).items()
         }
     else:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), exclusive():
             samplers: dict[str, Sampler] = {
                 subject.name: _cuda_sampler(subject, replay_us) for subject in subjects
             }

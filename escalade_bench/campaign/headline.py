@@ -72,7 +72,8 @@ def _names() -> tuple[str, ...]:
     ]
     resnet50 = [f"network/resnet50/batches/b{batch}/fp16" for batch in (32, 256, 1, 8)]
     eight_bits = [
-        f"network/{name}/batches/b{batch}/fp8" for name in ("resnet18", "resnet50") for batch in (32, 256)
+        f"network/{name}/batches/b{batch}/{dtype}"
+        for name, dtype, batch in product(("resnet18", "resnet50"), ("int8", "fp8"), (32, 256, 1))
     ]
     training = [
         *(f"network/{name}/training-step/b64/fp16" for name in ("resnet50", "resnet18", *TRAINED)),

@@ -17,10 +17,8 @@ from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade_bench.ladder import ablate, ablations, climb, free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import UNTIMED
 from escalade_bench.profile.climb import Climb
 from escalade_bench.profile.climb import measure as count_bytes
-from escalade_bench.trial import blank_record
 
 FEATURED = "64to64_56_k3s1_b256"
 """The convolution whose climb the docs show from the naive rung to the summit."""
@@ -80,22 +78,8 @@ def _measure(
     kind: str, operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
 ) -> Iterator[list[Record]]:
     workload = operation.name if kind == "ladder" else f"{operation.name}_{kind}"
-    if session.seconds == UNTIMED:
-        yield [
-            replace(record, workload=workload) for record in _unmeasured(operation, problem, dtype, session)
-        ]
-        return
     found = (ablate if kind == "ablation" else climb)(operation, problem, session.settings(say, dtype))
     yield [replace(record, workload=workload) for record in found]
-
-
-def _unmeasured(operation: Operation[Any], problem: Any, dtype: str, session: Session) -> Iterator[Record]:
-    """Yield a record without a time for every rung and layout that takes the problem."""
-    for layout in operation.layouts:
-        asked = replace(problem, dtype=dtype, layout=layout)
-        for rung in (*operation.ladder, *_variants(operation)):
-            if any(job.config for job in rung_jobs(rung, asked, Card.of(session.device))):
-                yield blank_record(operation, asked, "escalade", rung.name)
 
 
 def _made(

@@ -9,7 +9,7 @@ from functools import partial
 
 from escalade import models
 from escalade.engine import compile
-from escalade_bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
+from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
@@ -23,8 +23,8 @@ BATCHES, LADDER, TRAINING = "batches", "op-times", "training-step"
 """Parts of a workload: all batches, the ladder's own units, and whole steps of training."""
 STEPS = ("resnet18", 1, "fp16")
 """The plan that the docs show step by step: network, batch, dtype."""
-_COMPILING = (BATCHES, TRAINING, "training", "score")
-"""Parts whose peers compile."""
+_BY_CLOCK = ("phases", "stream", "cpu")
+"""Parts that time the host as well."""
 _ACCURACY_BATCH = 64
 _SECONDS, _STEP_SECONDS, _AUTOTUNE_SECONDS = 8.0, 12.0, {"resnet50": 230.0}
 _OTHER_AUTOTUNE_SECONDS = 110.0
@@ -75,7 +75,7 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
         partial(_measure, name, part, dtype, batch, peers),
         partial(_made, name, part, dtype, batch),
         peers,
-        prepared=None if part in _COMPILING else (ANY,),
+        alone=part in _BY_CLOCK,
     )
 
 
@@ -147,5 +147,4 @@ def _steps() -> Unit:
         _STEP_SECONDS,
         measure,
         made,
-        prepared=(ANY,),
     )

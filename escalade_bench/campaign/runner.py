@@ -1,49 +1,39 @@
-"""Run a campaign: prepare units in parallel processes, then time them alone in one.
+"""Run a campaign: several processes measure units at the same time, and take turns where they time something.
 
-Most of a unit's duration is preparation: torch.compile, NVRTC, captures, references in float64. Worker processes run
-every unit once, without timing anything, and so fill the caches of Inductor, Triton and NVRTC on all cores. They are
-gone before the first unit is timed.
+Most of a unit's duration is work for the CPU: torch.compile, NVRTC, planning, captures, references.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import faulthandler
-import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from escalade.device.timing import exclusive
 from escalade.terminal_text import counted, format_duration
 from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
-from escalade_bench.campaign.units import ANY, Say, Session, Unit
+from escalade_bench.campaign.turns import Crew, Desk
+from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import package_digest, stamped
 from escalade_bench.measure.records import Provenance, Record, now
-from escalade_bench.networks.judging import UNTIMED
 
 Keep = Callable[[Sequence[Record]], None]
 """Files records, as soon as they are made."""
-Stamps = dict[tuple[str, ...], tuple[str, dict[str, str]]]
-"""Digests of plan and machine code, by key of a record."""
-_ALL: tuple[str, ...] = ()
-"""The key of digests that all records of a unit share."""
-_MOST_WORKERS = 10
+_MOST_WORKERS = 12
 _FREE_CORES = 4
-_WARMING_SHARE = 0.4
-"""The part of a budget that preparation may take; what is not prepared by then is prepared while it is measured."""
-_PREPARED_SECONDS = 3.0
-"""Seconds of one worker, beyond the timing, that preparing a unit takes on average."""
-_LEAST_LIMIT, _TIMES_EXPECTED = 150.0, 5.0
-"""Seconds that a unit may always take, and how many times the expected ones. What hangs must not take the time of all
-that follow: the process ends with its tracebacks, and the next run measures that unit last."""
+_LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
+"""Seconds that a unit may always take, the turns of others included, and how many times the expected ones. What hangs
+must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
@@ -91,23 +81,130 @@ def run(
     if stale:
         say("measuring the card's ceilings")
         session.ceilings  # noqa: B018  # for all units, on none's account
-    stamps = _prepared(_fitting(stale, clock), session, architecture, clock, say)
-    waiting = list(stale)
+    waiting = sorted(stale, key=lambda state: state.unit.alone)  # which keep all others waiting
+    workers = workers_for(stale) if session.device.type == "cuda" else 0
+
+    def next_state() -> State | None:
+        chosen = next((state for state in waiting if clock.has_room_for(state)), None)
+        if chosen:
+            waiting.remove(chosen)
+        return chosen
+
+    def ended(state: State, seconds: float) -> None:
+        left = duration(expected_seconds(waiting, workers))
+        say(f"{state.unit.name}: {seconds:.1f} s; {counted(len(waiting), 'unit')} left, about {left}")
+
+    if workers > 1:
+        return [
+            *_run_in_processes(workers, session, architecture, origin, clock, keep, say, next_state, ended),
+            *waiting,
+        ]
     planner = Session(torch.device("cpu"))
-    while chosen := next((state for state in waiting if clock.has_room_for(state)), None):
-        waiting.remove(chosen)
+    while state := next_state():
         began = time.monotonic()
-        session.reused = chosen.reused
-        with _ended_after(max(_LEAST_LIMIT, _TIMES_EXPECTED * chosen.seconds)):
-            _measure(
-                chosen, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say
-            )
-        session.clear()
-        planner.clear()
-        left = sum(state.seconds for state in waiting)
-        took = time.monotonic() - began
-        say(f"{chosen.unit.name}: {took:.1f} s; {counted(len(waiting), 'unit')} left, about {duration(left)}")
+        _run_one(state, session, planner, architecture, origin, keep, say)
+        ended(state, time.monotonic() - began)
     return waiting
+
+
+def workers_for(states: Sequence[State]) -> int:
+    """Return how many processes measure these units."""
+    return max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - _FREE_CORES, len(states)))
+
+
+def expected_seconds(states: Sequence[State], workers: int = _MOST_WORKERS) -> float:
+    """Return the expected duration of the units: those that run alone one by one, the others side by side."""
+    alone = sum(state.seconds for state in states if state.unit.alone)
+    return alone + sum(state.seconds for state in states if not state.unit.alone) / max(1, workers)
+
+
+def _run_in_processes(
+    workers: int,
+    session: Session,
+    architecture: str,
+    origin: Provenance,
+    clock: Clock,
+    keep: Keep,
+    say: Say,
+    next_state: Callable[[], State | None],
+    ended: Callable[[State, float], None],
+) -> list[State]:
+    """Measure units in several processes; return those that were begun and cut short by the end of the budget."""
+    running: dict[str, tuple[State, float]] = {}
+
+    def next_task() -> _Task | None:
+        state = next_state()
+        if state is None:
+            return None
+        running[state.unit.name] = state, time.monotonic()
+        return _Task(state.unit.name, state.seconds, state.reused, dict(state.known))
+
+    def receive(message: str | list[Record]) -> None:
+        say(message) if isinstance(message, str) else keep(message)
+
+    def finish(task: _Task, lost: bool) -> None:
+        state, began = running.pop(task.name)
+        if lost:
+            say(f"{task.name}: its process has exited")
+        ended(state, time.monotonic() - began)
+
+    say(f"measuring in {counted(workers, 'process')}")
+    given = session.device, session.seconds, session.seed, session.ceilings, architecture, origin
+    cut = Crew(_work, given, receive, finish).run(workers, next_task, lambda: clock.left)
+    log = [replace(_log(task.name), config=task.known).stamped(origin) for task in cut]
+    keep(log)  # the time was too short, which is not their fault
+    return [running[task.name][0] for task in cut]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A unit to measure, in a form that can be sent to a process."""
+
+    name: str
+    seconds: float
+    reused: frozenset[str]
+    known: Mapping[str, Any]
+
+
+def _work(
+    desk: Desk,
+    device: torch.device,
+    seconds: float,
+    seed: int,
+    ceilings: Ceilings | None,
+    architecture: str,
+    origin: Provenance,
+) -> None:
+    """Measure units in a process of their own, with one compiler thread: there are enough processes."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+    torch.cuda.set_device(device)
+    session, planner = Session(device, seconds, seed, ceilings), Session(torch.device("cpu"))
+    units = registry.units()
+    for task in desk.tasks():
+        state = State(units[task.name], "", task.seconds, reused=task.reused, known=task.known)
+        _run_one(state, session, planner, architecture, origin, desk.send, desk.send)
+        torch.cuda.empty_cache()
+
+
+def _run_one(
+    state: State,
+    session: Session,
+    planner: Session,
+    architecture: str,
+    origin: Provenance,
+    keep: Keep,
+    say: Say,
+) -> None:
+    """Measure one unit, and forget what it made."""
+    session.reused = state.reused
+    with (
+        exclusive() if state.unit.alone else nullcontext(),
+        _ended_after(max(_LEAST_LIMIT, _TIMES_EXPECTED * state.seconds)),
+    ):
+        _measure(state, session, planner, architecture, origin, keep, say)
+    session.clear()
+    planner.clear()
 
 
 @contextmanager
@@ -120,92 +217,9 @@ def _ended_after(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _fitting(stale: Sequence[State], clock: Clock) -> list[State]:
-    """Return the units that the budget has time for, preparation included."""
-    workers = _workers()
-    room, found = clock.left - _RESERVE, []
-    for state in stale:
-        room -= state.seconds + _PREPARED_SECONDS / workers
-        if room < 0:
-            break
-        found.append(state)
-    return found
-
-
-def _workers() -> int:
-    return max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - _FREE_CORES))
-
-
-def _prepared(
-    states: Sequence[State], session: Session, architecture: str, clock: Clock, say: Say
-) -> dict[str, Stamps]:
-    """Run the units once in parallel processes; return the digests of what each runs."""
-    wanted = {state.unit.name: state.reused for state in states if not state.unit.alone}
-    if session.device.type != "cuda" or len(wanted) < 2:
-        return {}
-    workers = min(_workers(), len(wanted))
-    say(f"preparing {counted(len(wanted), 'unit')} in {counted(workers, 'process')}")
-    limit = None if clock.limit is None else _WARMING_SHARE * clock.left
-    found: dict[str, Stamps] = {}
-    with _pool(workers, session.ceilings) as pool:
-        running = {pool.submit(_prepare, name, reused, architecture): name for name, reused in wanted.items()}
-        try:
-            for done in concurrent.futures.as_completed(running, timeout=limit):
-                if done.exception() is None:
-                    found[running[done]] = done.result()
-                else:
-                    say(f"{running[done]}: not prepared: {done.exception()}")
-        except TimeoutError:
-            say(f"prepared {len(found)} of {counted(len(wanted), 'unit')} in the time for it")
-    return found
-
-
-@contextmanager
-def _pool(workers: int, ceilings: Ceilings | None) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """Processes that are gone when the block is left, whatever they are doing."""
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _begin, (ceilings,)
-    )
-    try:
-        yield pool
-    finally:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-
-
-_worker: tuple[Session, Session, dict[str, Unit]] | None = None
-
-
-def _begin(ceilings: Ceilings | None) -> None:
-    """Prepare a worker process: one compiler thread, for there are enough processes."""
-    global _worker
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    torch.set_num_threads(1)
-    device = torch.device("cuda", torch.cuda.current_device())
-    session = Session(device, seconds=UNTIMED, given_ceilings=ceilings)
-    _worker = session, Session(torch.device("cpu")), registry.units()
-
-
-def _prepare(name: str, reused: frozenset[str], architecture: str) -> Stamps:
-    """Run one unit without timing it; return the digests of its own records."""
-    assert _worker is not None
-    session, planner, units = _worker
-    session.reused = reused
-    unit, found = units[name], {}
-    with open(os.devnull, "w") as nowhere:
-        untimed = unit.measure(session, lambda text: print(text, file=nowhere))
-        for records in untimed if unit.prepared is None else (unit.prepared,):
-            for record in records:
-                own = _stamped(unit, record, planner, architecture)
-                key = _ALL if record.key[:2] == ANY.key[:2] else record.key
-                found[key] = own.plan, own.code
-    session.clear()
-    planner.clear()
-    return found
+def _log(name: str) -> Record:
+    """Return the record that says how a unit's last run ended."""
+    return Record(WORKLOAD, name, "", "", 0, "escalade", "")
 
 
 def _stamped(unit: Unit, record: Record, planner: Session, architecture: str) -> Record:
@@ -224,27 +238,19 @@ def _measure(
     planner: Session,
     architecture: str,
     origin: Provenance,
-    stamps: Stamps,
     keep: Keep,
     say: Say,
 ) -> None:
     """Measure one unit: log that it was begun, file its records, and log that it has ended."""
     unit = state.unit
     here = replace(origin, command=unit.command, date=now())
-    log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "")
+    log = _log(unit.name)
     keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
     began, failure = time.monotonic(), ""
     try:
         for records in unit.measure(session, say):
-            kept = []
-            for record in records:
-                known = stamps.get(record.key, stamps.get(_ALL))
-                if known and not record.is_peer and not record.failure:
-                    record = replace(record, plan=known[0], code=known[1], checked=package_digest())
-                else:
-                    record = _stamped(unit, record, planner, architecture)
-                kept.append(replace(record, case=unit.name).stamped(here))
-            keep(kept)
+            own = [_stamped(unit, record, planner, architecture) for record in records]
+            keep([replace(record, case=unit.name).stamped(here) for record in own])
     except Exception as error:  # any system may fail in any way: the others go on
         failure = failure_reason(error) or type(error).__name__
         say(f"{unit.name}: {failure}")

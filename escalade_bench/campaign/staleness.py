@@ -77,7 +77,7 @@ def states(
             name: last.config[name] for name in (SECONDS, ALONE, DECLARED) if last and name in last.config
         }
         if last and last.failure:
-            before.pop(DECLARED)
+            before.pop(DECLARED, None)
         complete = before.get(DECLARED) == list(unit.declared)
         reused = _reusable(unit, mine, here) if complete and here and not again else frozenset()
         seconds = _expected(unit, before, bool(reused), log)
@@ -135,8 +135,8 @@ def _state(
 ) -> State:
     if last is None:
         return State(unit, "never measured")
-    if BEGUN in last.config:
-        return State(unit, "begun, and not measured to its end", tried=True)
+    if BEGUN in last.config or (DECLARED not in last.config and not last.failure):
+        return State(unit, "begun, and not measured to its end", tried=BEGUN in last.config)
     if last.failure:
         return State(unit, "", failure=last.failure)
     if tuple(last.config[DECLARED]) != unit.declared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -19,8 +19,6 @@ from escalade_bench.networks.workloads import workload
 from escalade_bench.trial import Say, Settings
 
 Found = TypeVar("Found")
-ANY = Record("", "", "", "", 0, "escalade", "")
-"""Stands for all records of a unit, where a unit is only prepared and what runs is the same for all of them."""
 SECONDS_EACH = 0.05
 """Seconds that each rung and peer is timed."""
 
@@ -34,7 +32,7 @@ class Session:
 
     device: torch.device
     seconds: float = SECONDS_EACH
-    """Seconds that each rung and peer is timed; UNTIMED: units only compile what they will need."""
+    """Seconds that each rung and peer is timed."""
     seed: int = 0
     given_ceilings: Ceilings | None = None
     """Ceilings that another process measured."""
@@ -103,9 +101,7 @@ class Unit:
     declared: tuple[str, ...] = ()
     """Rungs, peers and sizes that it asks for. A unit that asks for others than it was measured with is stale."""
     alone: bool = False
-    """True if its preparation benchmarks on the card, so that nothing may run beside it."""
-    prepared: Sequence[Record] | None = None
-    """Records that stand for its own where it is only prepared, if nothing has to be compiled; None to run it then."""
+    """True if nothing may run beside any of it: it times the host, or chooses kernels by timing them for minutes."""
 
     @property
     def kind(self) -> str:

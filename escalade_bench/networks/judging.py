@@ -37,8 +37,6 @@ _LAST_BIT = {
     "fp8": 2.0**-3,
     "int8": 2.0**-6,
 }
-UNTIMED = -1.0
-"""In place of the seconds per system: systems only compile, and nothing is judged or timed."""
 PEERS = 2.0
 """Factor on the tolerance for peers."""
 LEAST_ROWS = 8

@@ -5,7 +5,6 @@ Verification runs the timed call and the timed CUDA graph, over inputs and outpu
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,15 @@ from typing import Any
 
 import torch
 
-from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing, interleave, keep_busy
+from escalade.device.timing import (
+    CallSampler,
+    ReplaySampler,
+    Sampler,
+    Timing,
+    exclusive,
+    interleave,
+    keep_busy,
+)
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
@@ -23,12 +30,10 @@ from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import PEERS, UNTIMED, Judge, fresh, spoil
+from escalade_bench.networks.judging import PEERS, Judge, fresh, spoil
 from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 
-COMPILED = "torch-compile-default"
-"""The peer whose compiler caches what it makes for other processes."""
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
 calls."""
@@ -43,7 +48,7 @@ class Case:
     task: Task
     standard: Judge
     seconds: float
-    """Seconds that each system is timed; UNTIMED: systems are made, and nothing is judged or timed."""
+    """Seconds that each system is timed."""
     ceilings: Ceilings | None = None
     own: bool = False
     """True if all systems are Escalade's: they become rungs of it, and none is allowed a peer's larger error."""
@@ -74,7 +79,7 @@ class Case:
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
     """Return a record of the engine and of every peer; a wrong result is a failure without a time."""
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
-    if case.seconds == UNTIMED or not any(_has_run(record) for record in records):
+    if not any(_has_run(record) for record in records):
         return records
     plan = planned(engine, case.task.input(), floor=case.ceilings.floor_us if case.ceilings else None)
     records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
@@ -109,12 +114,11 @@ class Ready:
 
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     """Return a record of every system, each verified, timed in turns, and verified again."""
-    if case.seconds == UNTIMED:
-        return _made_ready(case, makers)
     with precision(case.task.dtype), torch.no_grad():
         ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
-        timed = _time(case, ready)
+        with exclusive():
+            timed = _time(case, ready)
         records = []
         for one in ready:
             error, failure = check(case, one.peer, one.sampler)
@@ -124,19 +128,6 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
                 records.append(_record(case, one, *timed[one.peer.name]))
     found = _with_refusals(_fastest_layouts(records), failures)
     return [replace(r, system="escalade", rung=r.system) for r in found] if case.own else found
-
-
-def _made_ready(case: Case, makers: Mapping[str, Maker]) -> list[Record]:
-    """Make the systems that compile, so that what they compile is cached; return a record of ours without a time."""
-    with precision(case.task.dtype), torch.no_grad():
-        torch.backends.cudnn.benchmark = (
-            False  # a search that no other process sees; `precision` puts it back
-        )
-        for system in (COMPILED, "escalade"):
-            with contextlib.suppress(Exception):  # what fails here fails again where it is measured
-                for _ in makers[system](case.task) if system in makers else ():
-                    pass
-    return [case.blank("escalade", case.task.layout)]
 
 
 def _label(case: Case) -> str:

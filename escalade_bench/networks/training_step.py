@@ -22,7 +22,7 @@ from escalade_apps.train.steps import Loss
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import UNTIMED, Standard, nudged, unsearched
+from escalade_bench.networks.judging import nudged, unsearched
 from escalade_bench.networks.measurement import Case, compare, summary
 from escalade_bench.networks.step_judging import UPDATES, StepStandard, errors
 from escalade_bench.networks.workload import Part, Say, Setting
@@ -97,11 +97,10 @@ def cases(
         model = trainable(setting.model).to(setting.device)
         first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
         say(f"{workload} batch {batch}: float64")
-        expected = [] if setting.seconds == UNTIMED else exact(first)
+        expected = exact(first)
         for dtype in setting.dtypes:
             lesson = replace(first, dtype=dtype)
-            untimed = setting.seconds == UNTIMED
-            known = Standard(dtype, (), ()) if untimed else standard(lesson, expected, training.most)
+            known = standard(lesson, expected, training.most)
             yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
 
 

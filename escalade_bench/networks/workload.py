@@ -19,7 +19,7 @@ from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import LEAST_ROWS, UNTIMED, Standard, joined, own_errors
+from escalade_bench.networks.judging import LEAST_ROWS, Standard, joined, own_errors
 from escalade_bench.peers.network import Budget, Maker
 from escalade_bench.peers.registry import SLOW
 
@@ -178,11 +178,8 @@ class Setting:
     ) -> tuple[torch.Tensor, dict[str, Standard]]:
         """Return inputs, and by dtype the expected results and PyTorch's error.
 
-        Both are computed once for the largest batch of the run, or for `LEAST_ROWS` inputs. A run that times nothing
-        gets the inputs alone.
+        Both are computed once for the largest batch of the run, or for `LEAST_ROWS` inputs.
         """
-        if self.seconds == UNTIMED:
-            return self.inputs(count, number), {dtype: Standard(dtype, (), ()) for dtype in dtypes}
         most = max(count, LEAST_ROWS, *(self.batches if count in self.batches else ()))
         counts = tuple(sorted({count, most, *(batch for batch in self.batches if batch <= most)}))
         key = model, number, counts

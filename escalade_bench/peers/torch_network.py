@@ -14,6 +14,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.utils._pytree import tree_map_only
 
 from escalade.device.recording import capture_into
+from escalade.device.timing import begin_turn, exclusive, takes_turns
 from escalade.engine.graph.forms import STORAGE
 from escalade.tune.refusal import failure_reason
 from escalade_bench.peers.network import (
@@ -36,7 +37,8 @@ Run = Callable[[torch.Tensor], Any]
 
 def eager(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     """Make the unchanged model."""
-    return [_eager(task, layout) for layout in layouts]
+    with exclusive():  # cuDNN chooses by timing
+        return [_eager(task, layout) for layout in layouts]
 
 
 def _eager(task: Task, layout: str) -> NetworkPeer:
@@ -55,9 +57,10 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
 
 def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
     """Make one CUDA graph with BatchNorm folded; in the layout of Escalade's inputs if none is given."""
-    return [
-        _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
-    ]
+    with exclusive():
+        return [
+            _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
+        ]
 
 
 def compiled(
@@ -76,14 +79,37 @@ def compiled(
         return [_compiled(system, task, layout, own_graphs) for layout in layouts or (task.layout,)]
 
 
+def compile_model(model: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Compile a model or function for fixed sizes.
+
+    Among processes that take turns it is compiled while they run, and its first call, which times kernels to choose
+    among them, waits for the turn.
+    """
+    if not takes_turns():
+        return torch.compile(model, mode=mode, dynamic=False)
+    inductor = torch._TorchCompileInductorWrapper(mode, None, False)
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        made = inductor(graph, inputs)
+
+        def run(*arguments: Any) -> Any:
+            begin_turn()
+            return made(*arguments)
+
+        return run
+
+    return torch.compile(model, backend=backend, dynamic=False)
+
+
 def _compiled(system: str, task: Task, layout: str, own_graphs: bool) -> NetworkPeer:
-    compile_ = partial(torch.compile, dynamic=False)
-    alone = _graphed(system, task, layout, partial(compile_, mode=MODES[system]))
+    with exclusive(lazily=True):
+        alone = _graphed(system, task, layout, partial(compile_model, mode=MODES[system]))
     alone = replace(alone, config={"mode": MODES[system], "freezing": True})
     if not own_graphs:
         return alone
-    run, x = compile_(folded(task, layout)[0], mode="max-autotune"), task.input(layout)
-    repeat(lambda: run(x))
+    run, x = compile_model(folded(task, layout)[0], "max-autotune"), task.input(layout)
+    with exclusive():
+        repeat(lambda: run(x))
     note = "; ".join(filter(None, (alone.note, "a call is max-autotune's, with CUDA graphs of its own")))
     return replace(alone, call=lambda: run(x), note=note)
 

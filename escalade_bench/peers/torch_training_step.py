@@ -14,12 +14,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import nn
 
 from escalade.device.recording import capture_into
+from escalade.device.timing import exclusive
 from escalade_apps.train.steps import Loss
 from escalade_bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, waiting
-from escalade_bench.peers.torch_network import MODES, repeat, require_cuda, warm_up
+from escalade_bench.peers.torch_network import MODES, compile_model, repeat, require_cuda, warm_up
 
 STEPS = 3
 """Steps before the comparison: the last one uses weights and momenta of the others."""
@@ -152,7 +154,7 @@ class TorchStep:
             with torch.autocast(kind, cast or torch.float16, enabled=cast is not None):
                 return loss(model(x), target)
 
-        self._forward = torch.compile(forward, mode=mode, dynamic=False) if mode else forward
+        self._forward = compile_model(forward, mode) if mode else forward
 
     def __call__(self) -> torch.Tensor:
         """Take one step; return its loss."""
@@ -204,9 +206,10 @@ def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
     batch = lesson.batch(layout)
     peak = Peak(lesson.device)
     step = TorchStep(lesson, layout, batch)
-    if lesson.device.type == "cuda":
-        repeat(step)
-    _, peak_bytes = peak.of(step)
+    with exclusive():  # cuDNN chooses by timing
+        if lesson.device.type == "cuda":
+            repeat(step)
+        _, peak_bytes = peak.of(step)
     return step.pupil.peer("torch-eager", layout, step, restart=step.restart, peak_bytes=peak_bytes)
 
 
@@ -221,15 +224,16 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
     own = lesson.batch(layout)
     step = TorchStep(lesson, layout, own, mode=mode)
     pupil = step.pupil
-    warm_up(step)
-    pupil.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
 
     def capture() -> torch.Tensor:
         with capture_into(graph):
             return step()
 
-    loss, peak_bytes = peak.of(capture)
+    with exclusive(lazily=bool(mode)), functorch.patch(force_non_lazy_backward_lowering=True):
+        warm_up(step)  # compiles both directions before either runs
+        pupil.optimizer.zero_grad(set_to_none=True)
+        loss, peak_bytes = peak.of(capture)
     pairs = list({id(mine): (mine, theirs) for mine, theirs in zip(own, given, strict=True)}.values())
 
     def copy_batch() -> None:

@@ -1,0 +1,188 @@
+"""Processes that work at the same time, and use the GPU alone when they time something.
+
+Most of a measurement is work for the CPU: tracing, compiling, planning. It is done in several processes at once. A
+process that is about to time something asks for a turn. Then the parent stops all others (SIGSTOP) until the turn is
+over: a stopped process launches nothing and occupies no core, so the figures are those of a process that is alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from escalade.device import timing
+
+Work = Callable[..., None]
+"""The body of a process. Its first argument is a `Desk`, from which it takes tasks."""
+_ROUND_TRIP, _QUIET, _LONGEST_DRAIN = 5e-4, 0.02, 20.0
+"""Seconds that an empty launch may take on an idle GPU, that it has to stay idle, and that are waited for it at most:
+what stopped processes have launched before runs to its end."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Note(Enum):
+    """What a process tells its parent, apart from results."""
+
+    READY = auto()
+    TURN = auto()
+    OVER = auto()
+
+
+class Desk:
+    """A process' connection to its parent: tasks come in, results go out, and turns are granted."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def tasks(self) -> Iterator[Any]:
+        """Yield tasks until there are no more."""
+        self._connection.send(Note.READY)
+        while (task := self._connection.recv()) is not None:
+            yield task
+            self._connection.send(Note.READY)
+
+    def send(self, result: object) -> None:
+        self._connection.send(result)
+
+    def take(self) -> None:
+        """Wait until no other process runs and the GPU is idle."""
+        self._connection.send(Note.TURN)
+        self._connection.recv()
+        if torch.cuda.is_initialized():
+            _wait_until_idle()
+
+    def give_back(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._connection.send(Note.OVER)
+
+
+def _wait_until_idle() -> None:
+    """Wait until empty launches return at once: contexts that share the GPU would delay some by a time slice."""
+    torch.cuda.synchronize()
+    quiet_since = began = time.monotonic()
+    while time.monotonic() - quiet_since < _QUIET and time.monotonic() - began < _LONGEST_DRAIN:
+        launched = time.perf_counter()
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
+        if time.perf_counter() - launched > _ROUND_TRIP:
+            quiet_since = time.monotonic()
+
+
+def _begin(work: Work, connection: Connection, *arguments: object) -> None:
+    os.setpgrp()  # a signal then reaches compilers that it has started, too
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never stay behind, stopped
+    desk = Desk(connection)
+    timing.take_turns(desk)
+    work(desk, *arguments)
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    task: Any = None
+
+    def signal(self, number: int) -> None:
+        pid = self.process.pid
+        assert pid is not None
+        with contextlib.suppress(ProcessLookupError):  # it has exited
+            try:
+                os.killpg(pid, number)
+            except ProcessLookupError:  # it has not made its group yet
+                os.kill(pid, number)
+
+
+@dataclass
+class Crew:
+    """Processes that run `work(desk, *arguments)`."""
+
+    work: Work
+    arguments: tuple[object, ...]
+    receive: Callable[[Any], None]
+    """Gets what a process sends."""
+    ended: Callable[[Any, bool], None]
+    """Gets a task that has ended, and whether its process exited in the middle of it."""
+    _workers: list[_Worker] = field(default_factory=list)
+
+    def run(self, count: int, next_task: Callable[[], Any], seconds_left: Callable[[], float]) -> list[Any]:
+        """Give tasks to `count` processes until `next_task` returns None; return those that the time was too short for.
+
+        A process that exits in the middle of a task is replaced.
+        """
+        try:
+            self._workers = [self._started() for _ in range(count)]
+            while self._workers and seconds_left() > 0:
+                ready = wait(
+                    [one.connection for one in self._workers], timeout=min(1.0, max(0.0, seconds_left()))
+                )
+                for worker in [one for one in self._workers if one.connection in ready]:
+                    self._serve(worker, next_task)
+            return [one.task for one in self._workers if one.task is not None]
+        finally:
+            for one in self._workers:
+                one.signal(signal.SIGKILL)
+                one.process.join()
+
+    def _started(self) -> _Worker:
+        here, there = multiprocessing.Pipe()
+        spawn = multiprocessing.get_context("spawn")
+        process = spawn.Process(target=_begin, args=(self.work, there, *self.arguments), daemon=False)
+        process.start()
+        there.close()  # so that its end is noticed here
+        return _Worker(process, here)
+
+    def _serve(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._lose(worker, next_task)
+            return
+        if message is Note.TURN:
+            self._grant(worker, next_task)
+        elif message is Note.READY:
+            if worker.task is not None:
+                self.ended(worker.task, False)
+            worker.task = next_task()
+            with contextlib.suppress(BrokenPipeError):
+                worker.connection.send(worker.task)
+            if worker.task is None:
+                self._workers.remove(worker)
+                worker.process.join()
+        else:
+            self.receive(message)
+
+    def _grant(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
+        """Stop the others until the turn is over. Their messages wait: one may have been cut in two."""
+        others = [one for one in self._workers if one is not worker]
+        try:
+            for one in others:
+                one.signal(signal.SIGSTOP)
+            worker.connection.send(Note.TURN)
+            while (message := worker.connection.recv()) is not Note.OVER:
+                self.receive(message)
+        except (EOFError, ConnectionError):
+            self._lose(worker, next_task)
+        finally:
+            for one in others:
+                one.signal(signal.SIGCONT)
+
+    def _lose(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
+        """Report the task of a process that has exited, and start another process for those that are left."""
+        self._workers.remove(worker)
+        worker.process.join()
+        if worker.task is not None:
+            self.ended(worker.task, True)
+            self._workers.append(self._started())
