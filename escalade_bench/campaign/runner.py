@@ -34,6 +34,8 @@ _FREE_CORES = 4
 _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
 """Seconds that a unit may always take, the turns of others included, and how many times the expected ones. What hangs
 must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
+_TIMES_SLOWER = 3.0
+"""How many times longer a unit takes among others, while all wait for turns."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
@@ -53,9 +55,9 @@ class Clock:
     def left(self) -> float:
         return float("inf") if self.limit is None else self.limit - self.spent
 
-    def has_room_for(self, state: State) -> bool:
-        """Return whether the unit would end in time."""
-        return state.seconds <= self.left - _RESERVE
+    def has_room_for(self, state: State, times: float = 1.0) -> bool:
+        """Return whether the unit would end in time if it took so many times its expected duration."""
+        return times * state.seconds <= self.left - _RESERVE
 
     def stamping(self, say: Say) -> Say:
         """Return a `say` that begins every line with the seconds since the start."""
@@ -85,7 +87,8 @@ def run(
     workers = workers_for(stale) if session.device.type == "cuda" else 0
 
     def next_state() -> State | None:
-        chosen = next((state for state in waiting if clock.has_room_for(state)), None)
+        times = _TIMES_SLOWER if workers > 1 else 1.0
+        chosen = next((state for state in waiting if clock.has_room_for(state, times)), None)
         if chosen:
             waiting.remove(chosen)
         return chosen
@@ -246,7 +249,7 @@ def _measure(
     here = replace(origin, command=unit.command, date=now())
     log = _log(unit.name)
     keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
-    began, failure = time.monotonic(), ""
+    began, failure = time.process_time(), ""  # which does not count the turns of others
     try:
         for records in unit.measure(session, say):
             own = [_stamped(unit, record, planner, architecture) for record in records]
@@ -254,7 +257,7 @@ def _measure(
     except Exception as error:  # any system may fail in any way: the others go on
         failure = failure_reason(error) or type(error).__name__
         say(f"{unit.name}: {failure}")
-    took = {ALONE if state.reused else SECONDS: round(time.monotonic() - began, 2)}
+    took = {ALONE if state.reused else SECONDS: round(time.process_time() - began, 2)}
     config = {**state.known, **took, DECLARED: list(unit.declared)}
     keep([replace(log, failure=failure, config=config).stamped(here)])
     if failure:

@@ -29,6 +29,9 @@ Work = Callable[..., None]
 _ROUND_TRIP, _QUIET, _LONGEST_DRAIN = 5e-4, 0.02, 20.0
 """Seconds that an empty launch may take on an idle GPU, that it has to stay idle, and that are waited for it at most:
 what stopped processes have launched before runs to its end."""
+_LONG_TURN, _BREATH = 30.0, 0.5
+"""Seconds of a turn after which the others run for a moment: one may have been stopped while it held a lock of a
+compiler's cache, for which the turn is waiting."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -116,12 +119,14 @@ class Crew:
     ended: Callable[[Any, bool], None]
     """Gets a task that has ended, and whether its process exited in the middle of it."""
     _workers: list[_Worker] = field(default_factory=list)
+    _seconds_left: Callable[[], float] = lambda: float("inf")
 
     def run(self, count: int, next_task: Callable[[], Any], seconds_left: Callable[[], float]) -> list[Any]:
         """Give tasks to `count` processes until `next_task` returns None; return those that the time was too short for.
 
         A process that exits in the middle of a task is replaced.
         """
+        self._seconds_left = seconds_left
         try:
             self._workers = [self._started() for _ in range(count)]
             while self._workers and seconds_left() > 0:
@@ -171,13 +176,26 @@ class Crew:
             for one in others:
                 one.signal(signal.SIGSTOP)
             worker.connection.send(Note.TURN)
-            while (message := worker.connection.recv()) is not Note.OVER:
+            while (message := self._next_message(worker, others)) is not Note.OVER:
                 self.receive(message)
+        except ConnectionAbortedError:
+            pass  # the time is over: `run` ends all of them
         except (EOFError, ConnectionError):
             self._lose(worker, next_task)
         finally:
             for one in others:
                 one.signal(signal.SIGCONT)
+
+    def _next_message(self, worker: _Worker, others: list[_Worker]) -> Any:
+        while not worker.connection.poll(_LONG_TURN):
+            if self._seconds_left() <= 0:
+                raise ConnectionAbortedError
+            for one in others:
+                one.signal(signal.SIGCONT)
+            time.sleep(_BREATH)
+            for one in others:
+                one.signal(signal.SIGSTOP)
+        return worker.connection.recv()
 
     def _lose(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
         """Report the task of a process that has exited, and start another process for those that are left."""
