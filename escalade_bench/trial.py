@@ -13,7 +13,7 @@ from escalade.device import cuda
 from escalade.device.gpu import properties_of
 from escalade.device.packing import PreparedRecipe
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.device.timing import ResultCheck, Subject, Timing, exclusive, rotation, time_interleaved
+from escalade.device.timing import ResultCheck, Subject, Timing, on_gpu, rotation, time_interleaved
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
 from escalade.tune.refusal import failure_reason
@@ -88,7 +88,7 @@ def verified_peers(
     for peer in peers:
         problem = replace(case.problem, layout=peer.layout)
         try:
-            with exclusive():  # its first call may choose by timing
+            with on_gpu():  # its first call may choose by timing
                 error = error_of(peer, problem, case.inputs_in(peer.layout), case.expected)
         except WrongPeer as wrong:
             refused.append(refusal(operation, problem, peer.system, f"its result is wrong: {wrong}"))

@@ -34,49 +34,72 @@ _LEAST_SAMPLES, _PRECISION = 9, 0.01
 
 
 class Turn(Protocol):
-    """The right to use the GPU alone, among processes that share it."""
+    """The right to use the GPU, among processes that share it."""
 
     def take(self) -> None: ...
     def give_back(self) -> None: ...
+    def silence(self) -> None:
+        """Stop the other processes, and wait until the GPU is idle."""
+
+    def resume(self) -> None:
+        """Let the other processes run again."""
 
 
 _turn: Turn | None = None
 _sections = 0
-_held = False
+_silent_sections = 0
+_turn_taken_in = 0
+"""Depth of the section that has the turn; 0 if none has."""
 
 
 def take_turns(turn: Turn | None) -> None:
-    """Let this process share the GPU with others: `exclusive` then waits for its turn."""
+    """Let this process share the GPU with others: sections then wait for their turn."""
     global _turn
     _turn = turn
 
 
 @contextlib.contextmanager
-def exclusive(*, lazily: bool = False) -> Iterator[None]:
-    """Use the GPU alone within the block, in a process that takes turns. Sections may be nested.
+def on_gpu(*, lazily: bool = False) -> Iterator[None]:
+    """Let no other process enter a section of its own: for searches among kernels, and for work that fills the GPU.
 
-    With `lazily` the turn begins where `begin_turn` is called, so that compiling does not keep others waiting.
+    The others go on compiling and planning. Sections may be nested; the turn ends with the section that began it. With
+    `lazily` that is where `begin_turn` is called.
     """
-    global _sections, _held
+    global _sections, _turn_taken_in
     _sections += 1
     try:
         if not lazily:
             begin_turn()
         yield
     finally:
-        _sections -= 1
-        if _held and not _sections:
-            _held = False
-            assert _turn is not None
+        if _turn is not None and _turn_taken_in == _sections:
+            _turn_taken_in = 0
             _turn.give_back()
+        _sections -= 1
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Run alone: the other processes are stopped within the block, which times something."""
+    global _silent_sections
+    with on_gpu():
+        _silent_sections += 1
+        if _turn is not None and _silent_sections == 1:
+            _turn.silence()
+        try:
+            yield
+        finally:
+            _silent_sections -= 1
+            if _turn is not None and not _silent_sections:
+                _turn.resume()
 
 
 def begin_turn() -> None:
-    """Wait for the turn of the enclosing `exclusive`; without one, or in a process that is alone, go on."""
-    global _held
-    if _turn is not None and _sections and not _held:
+    """Wait for the turn of the enclosing section; without one, or in a process that is alone, go on."""
+    global _turn_taken_in
+    if _turn is not None and _sections and not _turn_taken_in:
         _turn.take()
-        _held = True
+        _turn_taken_in = _sections
 
 
 def takes_turns() -> bool:
@@ -179,18 +202,19 @@ def time_interleaved(
             name: timing for subject in subjects for name, timing in _by_clock(subject, failures).items()
         }
     else:
-        with torch.cuda.device(device), exclusive():
+        with torch.cuda.device(device), on_gpu():
             samplers: dict[str, Sampler] = {
                 subject.name: _cuda_sampler(subject, replay_us) for subject in subjects
             }
             right = [subject for subject in subjects if _proven(subject, samplers[subject.name], failures)]
-            found = interleave(
-                {subject.name: samplers[subject.name] for subject in right},
-                seconds_each=seconds_each,
-                min_rounds=min_rounds,
-                max_rounds=max_rounds,
-                before_round=keep_busy,
-            )
+            with exclusive():
+                found = interleave(
+                    {subject.name: samplers[subject.name] for subject in right},
+                    seconds_each=seconds_each,
+                    min_rounds=min_rounds,
+                    max_rounds=max_rounds,
+                    before_round=keep_busy,
+                )
             found = {
                 subject.name: found[subject.name]
                 for subject in right

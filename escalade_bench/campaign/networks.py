@@ -18,6 +18,7 @@ from escalade_bench.networks.steps import step_records, timed_plan
 from escalade_bench.networks.workload import Workload
 from escalade_bench.networks.workloads import TRAINED, WORKLOADS
 from escalade_bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
+from escalade_bench.peers.torch_network import compiler_threads
 
 BATCHES, LADDER, TRAINING = "batches", "op-times", "training-step"
 """Parts of a workload: all batches, the ladder's own units, and whole steps of training."""
@@ -28,6 +29,7 @@ _BY_CLOCK = ("phases", "stream", "cpu")
 _ACCURACY_BATCH = 64
 _SECONDS, _STEP_SECONDS, _AUTOTUNE_SECONDS = 8.0, 12.0, {"resnet50": 230.0}
 _OTHER_AUTOTUNE_SECONDS = 110.0
+_AUTOTUNE_THREADS = 4
 _TRAINED_SECONDS = 40.0
 """Seconds of a training step of a network of torchvision."""
 _LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0, "phases": 20.0}
@@ -105,8 +107,9 @@ def _autotuned(known: Workload, dtype: str, batch: int) -> Unit:
     seconds = _AUTOTUNE_SECONDS.get(known.name, _OTHER_AUTOTUNE_SECONDS)
 
     def measure(session: Session, say: Say) -> Iterator[list[Record]]:
-        for found in _measure(known.name, BATCHES, dtype, batch, (COMPILE,), session, say):
-            yield [record for record in found if record.is_peer]
+        with compiler_threads(_AUTOTUNE_THREADS):
+            for found in _measure(known.name, BATCHES, dtype, batch, (COMPILE,), session, say):
+                yield [record for record in found if record.is_peer]
 
     return Unit(
         f"autotune/{known.name}/b{batch}/{dtype}",
@@ -116,7 +119,6 @@ def _autotuned(known: Workload, dtype: str, batch: int) -> Unit:
         measure,
         None,
         (COMPILE,),
-        alone=True,
     )
 
 

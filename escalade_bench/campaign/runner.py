@@ -20,7 +20,7 @@ from escalade.terminal_text import counted, format_duration
 from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
-from escalade_bench.campaign.turns import Crew, Desk
+from escalade_bench.campaign.turns import Crew, Desk, Spent
 from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
@@ -186,7 +186,9 @@ def _work(
     units = registry.units()
     for task in desk.tasks():
         state = State(units[task.name], "", task.seconds, reused=task.reused, known=task.known)
+        desk.spent = Spent()
         _run_one(state, session, planner, architecture, origin, desk.send, desk.send)
+        desk.send(f"{task.name}: {desk.spent}")
         torch.cuda.empty_cache()
 
 

@@ -1,8 +1,9 @@
-"""Processes that work at the same time, and use the GPU alone when they time something.
+"""Processes that work at the same time, and use the GPU one at a time.
 
 Most of a measurement is work for the CPU: tracing, compiling, planning. It is done in several processes at once. A
-process that is about to time something asks for a turn. Then the parent stops all others (SIGSTOP) until the turn is
-over: a stopped process launches nothing and occupies no core, so the figures are those of a process that is alone.
+process that searches among kernels, or fills the GPU, takes a turn, which the parent grants to one process at a time.
+While it times something, the parent also stops all others (SIGSTOP): a stopped process launches nothing and occupies no
+core, so the figures are those of a process that is alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -29,9 +31,9 @@ Work = Callable[..., None]
 _ROUND_TRIP, _QUIET, _LONGEST_DRAIN = 5e-4, 0.02, 20.0
 """Seconds that an empty launch may take on an idle GPU, that it has to stay idle, and that are waited for it at most:
 what stopped processes have launched before runs to its end."""
-_LONG_TURN, _BREATH = 30.0, 0.5
-"""Seconds of a turn after which the others run for a moment: one may have been stopped while it held a lock of a
-compiler's cache, for which the turn is waiting."""
+_LONG_SILENCE, _BREATH = 20.0, 0.5
+"""Seconds after which stopped processes run for a moment: one may have been stopped while it held a lock of a
+compiler's cache, for which the silence is waiting."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,6 +43,20 @@ class Note(Enum):
     READY = auto()
     TURN = auto()
     OVER = auto()
+    SILENCE = auto()
+    RESUME = auto()
+
+
+@dataclass
+class Spent:
+    """Seconds that a process has waited for turns, had the GPU, and ran alone."""
+
+    waiting: float = 0.0
+    on_gpu: float = 0.0
+    alone: float = 0.0
+
+    def __str__(self) -> str:
+        return f"waited {self.waiting:.1f} s, had the GPU {self.on_gpu:.1f} s, ran alone {self.alone:.1f} s of these"
 
 
 class Desk:
@@ -48,6 +64,8 @@ class Desk:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.spent = Spent()
+        self._since = self._alone_since = 0.0
 
     def tasks(self) -> Iterator[Any]:
         """Yield tasks until there are no more."""
@@ -60,16 +78,29 @@ class Desk:
         self._connection.send(result)
 
     def take(self) -> None:
-        """Wait until no other process runs and the GPU is idle."""
+        """Wait until no other process has a turn."""
+        asked = time.monotonic()
         self._connection.send(Note.TURN)
         self._connection.recv()
-        if torch.cuda.is_initialized():
-            _wait_until_idle()
+        self._since = time.monotonic()
+        self.spent.waiting += self._since - asked
 
     def give_back(self) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        self.spent.on_gpu += time.monotonic() - self._since
         self._connection.send(Note.OVER)
+
+    def silence(self) -> None:
+        self._alone_since = time.monotonic()
+        self._connection.send(Note.SILENCE)
+        self._connection.recv()
+        if torch.cuda.is_initialized():
+            _wait_until_idle()
+
+    def resume(self) -> None:
+        self.spent.alone += time.monotonic() - self._alone_since
+        self._connection.send(Note.RESUME)
 
 
 def _wait_until_idle() -> None:
@@ -98,6 +129,10 @@ class _Worker:
     connection: Connection
     task: Any = None
 
+    def send(self, message: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has exited, as its connection will tell
+            self.connection.send(message)
+
     def signal(self, number: int) -> None:
         pid = self.process.pid
         assert pid is not None
@@ -119,22 +154,26 @@ class Crew:
     ended: Callable[[Any, bool], None]
     """Gets a task that has ended, and whether its process exited in the middle of it."""
     _workers: list[_Worker] = field(default_factory=list)
-    _seconds_left: Callable[[], float] = lambda: float("inf")
+    _turns: deque[_Worker] = field(default_factory=deque)
+    """The process that has the GPU, and those that wait for it."""
+    _silenced_since: float | None = None
 
     def run(self, count: int, next_task: Callable[[], Any], seconds_left: Callable[[], float]) -> list[Any]:
         """Give tasks to `count` processes until `next_task` returns None; return those that the time was too short for.
 
         A process that exits in the middle of a task is replaced.
         """
-        self._seconds_left = seconds_left
         try:
             self._workers = [self._started() for _ in range(count)]
             while self._workers and seconds_left() > 0:
-                ready = wait(
-                    [one.connection for one in self._workers], timeout=min(1.0, max(0.0, seconds_left()))
-                )
-                for worker in [one for one in self._workers if one.connection in ready]:
+                self._let_breathe()
+                # Messages of stopped processes wait: one may have been cut in two.
+                heard = self._workers if self._silenced_since is None else [self._turns[0]]
+                ready = wait([one.connection for one in heard], timeout=min(1.0, max(0.0, seconds_left())))
+                for worker in [one for one in heard if one.connection in ready]:
                     self._serve(worker, next_task)
+                    if self._silenced_since is not None:
+                        break
             return [one.task for one in self._workers if one.task is not None]
         finally:
             for one in self._workers:
@@ -156,50 +195,63 @@ class Crew:
             self._lose(worker, next_task)
             return
         if message is Note.TURN:
-            self._grant(worker, next_task)
+            self._turns.append(worker)
+            if self._turns[0] is worker:
+                self._grant()
+        elif message is Note.OVER:
+            self._end_turn(worker)
+        elif message is Note.SILENCE:
+            self._signal_others(signal.SIGSTOP)
+            self._silenced_since = time.monotonic()
+            worker.send(message)
+        elif message is Note.RESUME:
+            self._resume()
         elif message is Note.READY:
             if worker.task is not None:
                 self.ended(worker.task, False)
             worker.task = next_task()
-            with contextlib.suppress(BrokenPipeError):
-                worker.connection.send(worker.task)
+            worker.send(worker.task)
             if worker.task is None:
                 self._workers.remove(worker)
                 worker.process.join()
         else:
             self.receive(message)
 
-    def _grant(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
-        """Stop the others until the turn is over. Their messages wait: one may have been cut in two."""
-        others = [one for one in self._workers if one is not worker]
-        try:
-            for one in others:
-                one.signal(signal.SIGSTOP)
-            worker.connection.send(Note.TURN)
-            while (message := self._next_message(worker, others)) is not Note.OVER:
-                self.receive(message)
-        except ConnectionAbortedError:
-            pass  # the time is over: `run` ends all of them
-        except (EOFError, ConnectionError):
-            self._lose(worker, next_task)
-        finally:
-            for one in others:
+    def _grant(self) -> None:
+        if self._turns:
+            self._turns[0].send(Note.TURN)
+
+    def _end_turn(self, worker: _Worker) -> None:
+        """Remove a process from those that have or want the GPU, and grant the next turn if it had it."""
+        had_it = bool(self._turns) and self._turns[0] is worker
+        with contextlib.suppress(ValueError):
+            self._turns.remove(worker)
+        if had_it:
+            self._resume()
+            self._grant()
+
+    def _signal_others(self, number: int) -> None:
+        for one in self._workers:
+            if one is not self._turns[0]:
+                one.signal(number)
+
+    def _resume(self) -> None:
+        if self._silenced_since is not None:
+            self._silenced_since = None
+            for one in self._workers:
                 one.signal(signal.SIGCONT)
 
-    def _next_message(self, worker: _Worker, others: list[_Worker]) -> Any:
-        while not worker.connection.poll(_LONG_TURN):
-            if self._seconds_left() <= 0:
-                raise ConnectionAbortedError
-            for one in others:
-                one.signal(signal.SIGCONT)
+    def _let_breathe(self) -> None:
+        if self._silenced_since is not None and time.monotonic() - self._silenced_since > _LONG_SILENCE:
+            self._signal_others(signal.SIGCONT)
             time.sleep(_BREATH)
-            for one in others:
-                one.signal(signal.SIGSTOP)
-        return worker.connection.recv()
+            self._signal_others(signal.SIGSTOP)
+            self._silenced_since = time.monotonic()
 
     def _lose(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
         """Report the task of a process that has exited, and start another process for those that are left."""
         self._workers.remove(worker)
+        self._end_turn(worker)
         worker.process.join()
         if worker.task is not None:
             self.ended(worker.task, True)

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from escalade.device.timing import on_gpu
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
 from escalade.engine.plan.arena import peak_bytes
@@ -115,13 +116,13 @@ def trainable(model: nn.Module) -> nn.Module:
 
 def exact(lesson: Lesson) -> list[torch.Tensor]:
     """Return the results of the steps in float64."""
-    with unsearched("fp32"):
+    with on_gpu(), unsearched("fp32"):
         return results_of(lesson, exact=True)
 
 
 def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> StepStandard:
     """Return the expected results, and PyTorch's errors against them in the lesson's dtype."""
-    with unsearched(lesson.dtype):
+    with on_gpu(), unsearched(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
     trials = torch.stack([errors(one, expected) for one in found])
     updates = [

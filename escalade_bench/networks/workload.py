@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from escalade.device.timing import on_gpu
 from escalade.engine.capture.export import capture
 from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
@@ -183,16 +184,17 @@ class Setting:
         most = max(count, LEAST_ROWS, *(self.batches if count in self.batches else ()))
         counts = tuple(sorted({count, most, *(batch for batch in self.batches if batch <= most)}))
         key = model, number, counts
-        if key not in self._references:
-            self._references.clear()
-            x = self.inputs(most, number)
-            self._references[key] = x, references(model, x, self.workload.chunk), {}
-        x, expected, own = self._references[key]
-        for dtype in dtypes:
-            if dtype not in own:
-                own[dtype] = own_errors(
-                    model, x, dtype, expected, self.workload.chunk, self.workload.trials, counts
-                )
+        with on_gpu():
+            if key not in self._references:
+                self._references.clear()
+                x = self.inputs(most, number)
+                self._references[key] = x, references(model, x, self.workload.chunk), {}
+            x, expected, own = self._references[key]
+            for dtype in dtypes:
+                if dtype not in own:
+                    own[dtype] = own_errors(
+                        model, x, dtype, expected, self.workload.chunk, self.workload.trials, counts
+                    )
         few = tuple(y[:count] for y in expected)
         return x[:count], {
             dtype: Standard(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from escalade.device.timing import exclusive
+from escalade.device.timing import on_gpu
 from escalade.models.resnet import BasicBlock, ResNet
 from escalade_bench.peers.network import NetworkPeer, Task, Unavailable
 
@@ -40,7 +40,7 @@ def jitted(task: Task) -> list[NetworkPeer]:
     weights = jax.tree.map(lambda array: jnp.asarray(array, dtype), network.weights)
     x = jnp.asarray(task.x.permute(0, 2, 3, 1).cpu().numpy(), dtype)
     run = jax.jit(network.forward)
-    with exclusive():  # XLA chooses by timing
+    with on_gpu():  # XLA chooses by timing
         last: list[Any] = [run(weights, x)]
         last[0].block_until_ready()
 

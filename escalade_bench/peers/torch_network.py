@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -14,7 +16,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.utils._pytree import tree_map_only
 
 from escalade.device.recording import capture_into
-from escalade.device.timing import begin_turn, exclusive, takes_turns
+from escalade.device.timing import begin_turn, on_gpu, takes_turns
 from escalade.engine.graph.forms import STORAGE
 from escalade.tune.refusal import failure_reason
 from escalade_bench.peers.network import (
@@ -32,12 +34,13 @@ COMPILE, COMPILE_DEFAULT = "torch-compile", "torch-compile-default"
 MODES = {COMPILE: "max-autotune-no-cudagraphs", COMPILE_DEFAULT: "default"}
 """Mode of `torch.compile` per system, without CUDA graphs of its own: the graph is captured here."""
 _WARM_UP = 3
+_COMPILER_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 Run = Callable[[torch.Tensor], Any]
 
 
 def eager(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
     """Make the unchanged model."""
-    with exclusive():  # cuDNN chooses by timing
+    with on_gpu():  # cuDNN chooses by timing
         return [_eager(task, layout) for layout in layouts]
 
 
@@ -57,7 +60,7 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
 
 def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
     """Make one CUDA graph with BatchNorm folded; in the layout of Escalade's inputs if none is given."""
-    with exclusive():
+    with on_gpu():
         return [
             _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
         ]
@@ -101,14 +104,52 @@ def compile_model(model: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return torch.compile(model, backend=backend, dynamic=False)
 
 
+@contextlib.contextmanager
+def compiler_threads(count: int) -> Iterator[None]:
+    """Set the number of Inductor's compilers."""
+    import torch._inductor.config as inductor
+
+    before = os.environ.get(_COMPILER_THREADS)
+    os.environ[_COMPILER_THREADS] = str(count)
+    try:
+        with inductor.patch(compile_threads=count):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_COMPILER_THREADS]
+        else:
+            os.environ[_COMPILER_THREADS] = before
+
+
+@contextlib.contextmanager
+def _benchmarking_in_turns() -> Iterator[None]:
+    """Let Inductor's search among kernels wait for turns, among processes that take them; it compiles meanwhile."""
+    if not takes_turns():
+        yield
+        return
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    plain = benchmarker.benchmark
+
+    def benchmark(*arguments: Any, **options: Any) -> Any:
+        with on_gpu():
+            return plain(*arguments, **options)
+
+    benchmarker.benchmark = benchmark
+    try:
+        yield
+    finally:
+        benchmarker.benchmark = plain
+
+
 def _compiled(system: str, task: Task, layout: str, own_graphs: bool) -> NetworkPeer:
-    with exclusive(lazily=True):
+    with on_gpu(lazily=True), _benchmarking_in_turns():
         alone = _graphed(system, task, layout, partial(compile_model, mode=MODES[system]))
     alone = replace(alone, config={"mode": MODES[system], "freezing": True})
     if not own_graphs:
         return alone
     run, x = compile_model(folded(task, layout)[0], "max-autotune"), task.input(layout)
-    with exclusive():
+    with on_gpu():
         repeat(lambda: run(x))
     note = "; ".join(filter(None, (alone.note, "a call is max-autotune's, with CUDA graphs of its own")))
     return replace(alone, call=lambda: run(x), note=note)

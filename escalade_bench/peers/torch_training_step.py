@@ -18,7 +18,7 @@ import torch._functorch.config as functorch
 from torch import nn
 
 from escalade.device.recording import capture_into
-from escalade.device.timing import exclusive
+from escalade.device.timing import on_gpu
 from escalade_apps.train.steps import Loss
 from escalade_bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, waiting
 from escalade_bench.peers.torch_network import MODES, compile_model, repeat, require_cuda, warm_up
@@ -206,7 +206,7 @@ def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
     batch = lesson.batch(layout)
     peak = Peak(lesson.device)
     step = TorchStep(lesson, layout, batch)
-    with exclusive():  # cuDNN chooses by timing
+    with on_gpu():  # cuDNN chooses by timing
         if lesson.device.type == "cuda":
             repeat(step)
         _, peak_bytes = peak.of(step)
@@ -230,7 +230,7 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
         with capture_into(graph):
             return step()
 
-    with exclusive(lazily=bool(mode)), functorch.patch(force_non_lazy_backward_lowering=True):
+    with on_gpu(lazily=bool(mode)), functorch.patch(force_non_lazy_backward_lowering=True):
         warm_up(step)  # compiles both directions before either runs
         pupil.optimizer.zero_grad(set_to_none=True)
         loss, peak_bytes = peak.of(capture)

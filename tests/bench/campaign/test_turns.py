@@ -1,4 +1,4 @@
-"""Processes that take turns: nobody else runs during a turn, and a process that exits harms nobody."""
+"""Processes that take turns: one has the GPU, none runs beside a timing, and one that exits harms no other."""
 
 from __future__ import annotations
 
@@ -11,26 +11,38 @@ from typing import Any
 import pytest
 
 from escalade.device import timing
-from escalade.device.timing import begin_turn, exclusive
+from escalade.device.timing import begin_turn, exclusive, on_gpu
 from escalade_bench.campaign.turns import Crew, Desk
 
 
 def count_in_turns(desk: Desk, folder: pathlib.Path) -> None:
-    """Count as fast as it goes; in a turn, send how far the others counted meanwhile."""
+    """Count as fast as possible; in a turn, send whether another process entered one, or ran, meanwhile."""
     own = folder / str(os.getpid())
     for task in desk.tasks():
         for number in range(200):
             own.write_text(str(number))
-        if task == "exit in a turn":
-            with exclusive():
+        if task.startswith("exit in"):
+            with exclusive() if task.endswith("silence") else on_gpu():
                 os._exit(3)
-        with exclusive(lazily=True):
+        with on_gpu(lazily=True):
+            with on_gpu():  # ends with its own section
+                pass
+            assert not timing._turn_taken_in
             begin_turn()
-            with exclusive():  # a section within a section is the same turn
-                before = [path.read_text() for path in sorted(folder.iterdir()) if path != own]
+            taken = folder / "taken"
+            free = not taken.exists()
+            taken.touch()
+            time.sleep(0.02)
+            with exclusive(), exclusive():
+                before = counts(folder, own)
                 time.sleep(0.05)
-                after = [path.read_text() for path in sorted(folder.iterdir()) if path != own]
-        desk.send((task, before == after))
+                after = counts(folder, own)
+            taken.unlink()
+        desk.send((task, free, before == after))
+
+
+def counts(folder: pathlib.Path, own: pathlib.Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.iterdir()) if path != own]
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +62,17 @@ def crew(
     return received, ended, cut
 
 
-def test_nobody_else_runs_during_a_turn(tmp_path: pathlib.Path) -> None:
+def test_one_process_at_a_time_has_the_gpu_and_none_runs_beside_a_timing(tmp_path: pathlib.Path) -> None:
     received, ended, cut = crew(tmp_path, 2, list("abcd"))
-    assert sorted(received) == [(name, True) for name in "abcd"], "others ran during a turn"
+    assert sorted(received) == [(name, True, True) for name in "abcd"]
     assert sorted(ended) == [(name, False) for name in "abcd"] and cut == []
 
 
-def test_a_process_that_exits_is_replaced(tmp_path: pathlib.Path) -> None:
-    received, ended, cut = crew(tmp_path, 1, ["exit in a turn", "a"])
-    assert (received, ended, cut) == ([("a", True)], [("exit in a turn", True), ("a", False)], [])
+@pytest.mark.parametrize("where", ["a turn", "silence"])
+def test_a_process_that_exits_is_replaced(tmp_path: pathlib.Path, where: str) -> None:
+    received, ended, cut = crew(tmp_path, 2, [f"exit in {where}", "a", "b"])
+    assert sorted(received) == [("a", True, True), ("b", True, True)] and cut == []
+    assert sorted(ended) == [("a", False), ("b", False), (f"exit in {where}", True)]
 
 
 def test_at_the_end_of_the_time_processes_are_gone(tmp_path: pathlib.Path) -> None:
@@ -67,8 +81,8 @@ def test_at_the_end_of_the_time_processes_are_gone(tmp_path: pathlib.Path) -> No
 
 def test_without_others_a_section_costs_nothing() -> None:
     begin_turn()
-    with exclusive(), exclusive(lazily=True):
+    with exclusive(), on_gpu(lazily=True):
         begin_turn()
     with pytest.raises(ValueError), exclusive():
         raise ValueError
-    assert timing._sections == 0
+    assert (timing._sections, timing._silent_sections, timing._turn_taken_in) == (0, 0, 0)
