@@ -84,9 +84,9 @@ def exclusive() -> Iterator[None]:
     global _silent_sections
     with on_gpu():
         _silent_sections += 1
-        if _turn is not None and _silent_sections == 1:
-            _turn.silence()
         try:
+            if _turn is not None and _silent_sections == 1:
+                _turn.silence()
             yield
         finally:
             _silent_sections -= 1

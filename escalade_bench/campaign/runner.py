@@ -36,6 +36,8 @@ _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
 must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
 _TIMES_SLOWER = 3.0
 """How many times longer a unit takes among others, while all wait for turns."""
+_LONGEST_TURN = 60.0
+"""Seconds that a process may have the GPU for one search or reference; one that needs longer hangs, and is killed."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
@@ -140,7 +142,8 @@ def _run_in_processes(
         if state is None:
             return None
         running[state.unit.name] = state, time.monotonic()
-        return _Task(state.unit.name, state.seconds, state.reused, dict(state.known))
+        longest_turn = _LONGEST_TURN + (_TIMES_SLOWER * state.seconds if state.unit.alone else 0.0)
+        return _Task(state.unit.name, state.seconds, longest_turn, state.reused, dict(state.known))
 
     def receive(message: str | list[Record]) -> None:
         say(message) if isinstance(message, str) else keep(message)
@@ -153,7 +156,8 @@ def _run_in_processes(
 
     say(f"measuring in {counted(workers, 'process')}")
     given = session.device, session.seconds, session.seed, session.ceilings, architecture, origin
-    cut = Crew(_work, given, receive, finish).run(workers, next_task, lambda: clock.left)
+    crew = Crew(_work, given, receive, finish, lambda task: task.longest_turn)
+    cut = crew.run(workers, next_task, lambda: clock.left)
     log = [replace(_log(task.name), config=task.known).stamped(origin) for task in cut]
     keep(log)  # the time was too short, which is not their fault
     return [running[task.name][0] for task in cut]
@@ -165,6 +169,7 @@ class _Task:
 
     name: str
     seconds: float
+    longest_turn: float
     reused: frozenset[str]
     known: Mapping[str, Any]
 

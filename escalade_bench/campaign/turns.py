@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -34,6 +35,8 @@ what stopped processes have launched before runs to its end."""
 _LONG_SILENCE, _BREATH = 20.0, 0.5
 """Seconds after which stopped processes run for a moment: one may have been stopped while it held a lock of a
 compiler's cache, for which the silence is waiting."""
+_TRACEBACKS, _TO_WRITE_THEM = signal.SIGUSR1, 2.0
+"""Makes a process write the tracebacks of its threads to stderr, and the seconds that it gets for this."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -86,10 +89,12 @@ class Desk:
         self.spent.waiting += self._since - asked
 
     def give_back(self) -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.spent.on_gpu += time.monotonic() - self._since
-        self._connection.send(Note.OVER)
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        finally:
+            self.spent.on_gpu += time.monotonic() - self._since
+            self._connection.send(Note.OVER)
 
     def silence(self) -> None:
         self._alone_since = time.monotonic()
@@ -116,6 +121,7 @@ def _wait_until_idle() -> None:
 
 
 def _begin(work: Work, connection: Connection, *arguments: object) -> None:
+    faulthandler.register(_TRACEBACKS, file=2)
     os.setpgrp()  # a signal then reaches compilers that it has started, too
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never stay behind, stopped
     desk = Desk(connection)
@@ -153,9 +159,12 @@ class Crew:
     """Gets what a process sends."""
     ended: Callable[[Any, bool], None]
     """Gets a task that has ended, and whether its process exited in the middle of it."""
+    longest_turn: Callable[[Any], float] = lambda task: float("inf")
+    """Returns the seconds after which a process is taken to hang that has the GPU for a task; it is killed."""
     _workers: list[_Worker] = field(default_factory=list)
     _turns: deque[_Worker] = field(default_factory=deque)
     """The process that has the GPU, and those that wait for it."""
+    _turn_since: float = 0.0
     _silenced_since: float | None = None
 
     def run(self, count: int, next_task: Callable[[], Any], seconds_left: Callable[[], float]) -> list[Any]:
@@ -167,6 +176,7 @@ class Crew:
             self._workers = [self._started() for _ in range(count)]
             while self._workers and seconds_left() > 0:
                 self._let_breathe()
+                self._end_hung_turn()
                 # Messages of stopped processes wait: one may have been cut in two.
                 heard = self._workers if self._silenced_since is None else [self._turns[0]]
                 ready = wait([one.connection for one in heard], timeout=min(1.0, max(0.0, seconds_left())))
@@ -219,6 +229,7 @@ class Crew:
 
     def _grant(self) -> None:
         if self._turns:
+            self._turn_since = time.monotonic()
             self._turns[0].send(Note.TURN)
 
     def _end_turn(self, worker: _Worker) -> None:
@@ -229,6 +240,14 @@ class Crew:
         if had_it:
             self._resume()
             self._grant()
+
+    def _end_hung_turn(self) -> None:
+        """Kill a process that has had the GPU for too long; its connection tells that it is gone."""
+        if self._turns and time.monotonic() - self._turn_since > self.longest_turn(self._turns[0].task):
+            self._turns[0].signal(_TRACEBACKS)
+            time.sleep(_TO_WRITE_THEM)
+            self._turns[0].signal(signal.SIGKILL)
+            self._turn_since = float("inf")
 
     def _signal_others(self, number: int) -> None:
         for one in self._workers:

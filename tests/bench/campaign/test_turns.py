@@ -21,8 +21,10 @@ def count_in_turns(desk: Desk, folder: pathlib.Path) -> None:
     for task in desk.tasks():
         for number in range(200):
             own.write_text(str(number))
-        if task.startswith("exit in"):
+        if task.startswith(("exit in", "hang in")):
             with exclusive() if task.endswith("silence") else on_gpu():
+                if task.startswith("hang"):
+                    time.sleep(3600)
                 os._exit(3)
         with on_gpu(lazily=True):
             with on_gpu():  # ends with its own section
@@ -57,7 +59,11 @@ def crew(
     received: list[Any] = []
     ended: list[Any] = []
     deadline = time.monotonic() + seconds
-    made = Crew(count_in_turns, (folder,), received.append, lambda *told: ended.append(told))
+    longest = {"hang in silence": 1.0}
+    made = Crew(
+        count_in_turns, (folder,), received.append, lambda *told: ended.append(told),
+        lambda task: longest.get(task, 300.0),
+    )  # fmt: skip
     cut = made.run(count, lambda: tasks.pop(0) if tasks else None, lambda: deadline - time.monotonic())
     return received, ended, cut
 
@@ -68,11 +74,14 @@ def test_one_process_at_a_time_has_the_gpu_and_none_runs_beside_a_timing(tmp_pat
     assert sorted(ended) == [(name, False) for name in "abcd"] and cut == []
 
 
-@pytest.mark.parametrize("where", ["a turn", "silence"])
-def test_a_process_that_exits_is_replaced(tmp_path: pathlib.Path, where: str) -> None:
-    received, ended, cut = crew(tmp_path, 2, [f"exit in {where}", "a", "b"])
+@pytest.mark.parametrize("lost", ["exit in a turn", "exit in silence", "hang in silence"])
+def test_a_process_that_exits_or_hangs_is_replaced(
+    tmp_path: pathlib.Path, lost: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    received, ended, cut = crew(tmp_path, 2, [lost, "a", "b"])
     assert sorted(received) == [("a", True, True), ("b", True, True)] and cut == []
-    assert sorted(ended) == [("a", False), ("b", False), (f"exit in {where}", True)]
+    assert sorted(ended) == sorted([("a", False), ("b", False), (lost, True)])
+    assert ("count_in_turns" in capfd.readouterr().err) == lost.startswith("hang"), "its traceback"
 
 
 def test_at_the_end_of_the_time_processes_are_gone(tmp_path: pathlib.Path) -> None:
