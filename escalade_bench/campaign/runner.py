@@ -266,7 +266,8 @@ def _measure(
         say(f"{unit.name}: {failure}")
     took = {ALONE if state.reused else SECONDS: round(time.process_time() - began, 2)}
     config = {**state.known, **took, DECLARED: list(unit.declared)}
-    keep([replace(log, failure=failure, config=config).stamped(here)])
+    checked = package_digest() if failure else ""
+    keep([replace(log, failure=failure, config=config, checked=checked).stamped(here)])
     if failure:
         require_device(session.device, f"since {unit.name} the GPU answers everything with an error")
 

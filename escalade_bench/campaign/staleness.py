@@ -138,7 +138,12 @@ def _state(
     if BEGUN in last.config or (DECLARED not in last.config and not last.failure):
         return State(unit, "begun, and not measured to its end", tried=BEGUN in last.config)
     if last.failure:
-        return State(unit, "", failure=last.failure)
+        changed_since = last.checked != package_digest()
+        return State(
+            unit,
+            "it failed, and the package has changed since" if changed_since else "",
+            failure=last.failure,
+        )
     if tuple(last.config[DECLARED]) != unit.declared:
         return State(unit, "it asks for other rungs, peers or sizes")
     if here is not None and unit.declared and not same_versions(last.versions, here.versions):

@@ -43,6 +43,8 @@ SMALL_PROBLEMS = (
     _SQUARE(3, 5, 11, 3, batch=1, bias=True),
     _SQUARE(16, 24, 7, 3, batch=3, bias=True, residual=True, relu=True),
     _SQUARE(64, 72, 8, 3, batch=1, relu=True),
+    _SQUARE(32, 64, 9, 3, batch=1, bias=True),
+    _SQUARE(16, 64, 5, 3, batch=2, relu=True),
     _SQUARE(24, 40, 12, 1, batch=2, stride=2),
     _SQUARE(16, 8, 13, 3, batch=1, stride=2, padding=0, residual=True),
     _SQUARE(3, 16, 23, 7, batch=1, stride=2, bias=True, relu=True),

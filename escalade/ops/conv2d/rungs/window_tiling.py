@@ -47,7 +47,8 @@ class Tiling:
     @property
     def row_bytes(self) -> int:
         """Bytes of channels per pixel of a window, the swizzle span."""
-        is_narrow = self.conv.windows.element_bytes * self.conv.windows.channels == NARROW_ROW_BYTES
+        w = self.conv.windows
+        is_narrow = w.element_bytes == 1 and w.channels == NARROW_ROW_BYTES
         return NARROW_ROW_BYTES if is_narrow else ROW_BYTES
 
     @property
