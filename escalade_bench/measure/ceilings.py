@@ -40,6 +40,11 @@ class Ceilings:
     conditions: dict[str, Any] = field(default_factory=dict)
     """What the card was like meanwhile: see `escalade.device.nvml.GpuConditions`."""
 
+    def peak(self, dtype: str) -> float:
+        """Return the TFLOP/s of products. Tensor cores multiply bytes of both kinds equally fast, and PyTorch's product
+        in FP8 is faster than its product in INT8."""
+        return self.tflops["fp8" if dtype == "int8" else dtype]
+
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
         """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling.
 
@@ -49,11 +54,7 @@ class Ceilings:
         moving = bytes_moved / (max(self.copy_gbps, self.read_gbps) * 1e3)
         if dtype == "fp32":
             return moving
-        alike = {
-            "tf32": ("tf32", "fp16"),
-            "int8": ("fp8",),
-        }  # tensor cores multiply bytes of both kinds equally fast
-        rate = max(self.tflops[name] for name in alike.get(dtype, (dtype,)))
+        rate = max(map(self.peak, ("tf32", "fp16"))) if dtype == "tf32" else self.peak(dtype)
         return max(moving, flops / (rate * 1e6))
 
 

@@ -39,7 +39,7 @@ def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings |
     return replace(
         record,
         floor_us=ceilings.floor_us(problem.flops, problem.bytes, problem.dtype),
-        peak_pct=100 * (record.tflops or 0.0) / ceilings.tflops[problem.dtype],
+        peak_pct=100 * (record.tflops or 0.0) / ceilings.peak(problem.dtype),
     )
 
 

@@ -269,7 +269,7 @@ def with_wall(record: Record, wall: Timing) -> Record:
 def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
     assert case.ceilings is not None
     tflops = plan.flops / record.time / 1e6
-    peak = case.ceilings.tflops[case.task.dtype]
+    peak = case.ceilings.peak(case.task.dtype)
     return replace(record, tflops=tflops, peak_pct=100 * tflops / peak, floor_us=plan.floor_us)
 
 

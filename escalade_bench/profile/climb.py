@@ -106,7 +106,7 @@ def _record(climb: Climb, choice: Choice, found: Profiled, ceilings: Ceilings) -
     return Record(
         climb.operation + SUFFIX, problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
         choice.rung.name, timing="ncu", median_us=us, samples=1, tflops=tflops,
-        peak_pct=100 * tflops / ceilings.tflops[problem.dtype], gbps=problem.bytes / us / 1e3,
+        peak_pct=100 * tflops / ceilings.peak(problem.dtype), gbps=problem.bytes / us / 1e3,
         floor_us=found.floor_us, note=found.words,
         config={
             "fewest_bytes": problem.bytes,

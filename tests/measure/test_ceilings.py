@@ -109,13 +109,15 @@ def test_the_floor_is_the_larger_of_operations_and_bytes() -> None:
 
 
 def test_a_floor_is_one_whatever_the_algorithm() -> None:
-    rates = {"fp32": 50.0, "tf32": 400.0, "fp16": 700.0}
+    rates = {"fp32": 50.0, "tf32": 400.0, "fp16": 700.0, "fp8": 1400.0}
     card = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, 4200.0, rates)
     assert card.floor_us(10**15, 42 * 10**8, "fp32") == pytest.approx(1000.0), (
         "Winograd does fewer operations"
     )
     assert card.floor_us(7 * 10**11, 1, "tf32") == pytest.approx(1000.0), "operands may be rounded to fp16"
     assert card.floor_us(7 * 10**11, 1, "fp16") == pytest.approx(1000.0)
+    assert card.floor_us(14 * 10**11, 1, "int8") == pytest.approx(1000.0), "bytes are bytes"
+    assert card.peak("int8") == 1400.0 and card.peak("tf32") == 400.0
 
 
 def test_records_give_the_rates() -> None:
