@@ -8,10 +8,11 @@ from functools import cached_property, lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, TiledMap, WeightsReady
 from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.depthwise import overlapped
@@ -219,7 +220,7 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
         p, tiling = problem, _Tiling(problem, config, self.card)
         threads = tiling.warps * 32
         x_size, y_size = (p.height, p.width), (p.output_height, p.output_width)
-        call = KernelCall(
+        return launch(
             Program.of(
                 "conv2d/depthwise_mma.cu",
                 constants=activation.constants_of(p),
@@ -229,20 +230,16 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
                 together=TOGETHER,
                 threads=threads,
             ),
-            (tiling.channel_blocks * tiling.workers, 1, 1),
-            (threads, 1, 1),
-            (
-                _map(p, "x", x_size, p.x_pitch, config, tiling.window),
-                _map(p, "y", y_size, p.y_pitch, config, (config.tile_rows, config.tile_columns)),
-                Buffer("weight"),
-                Buffer("bias", optional=True),
-                tiling.tiles,
-                WeightsReady(("weight", "bias")),
-            ),
+            tiling.channel_blocks * tiling.workers,
+            threads,
+            _map(p, "x", x_size, p.x_pitch, config, tiling.window),
+            _map(p, "y", y_size, p.y_pitch, config, (config.tile_rows, config.tile_columns)),
+            Buffer("weight"),
+            Buffer("bias", optional=True),
+            tiling.tiles,
+            WeightsReady(("weight", "bias")),
             shared_bytes=tiling.shared_bytes,
-            overlap=True,
         )
-        return Recipe((call,))
 
 
 def _map(

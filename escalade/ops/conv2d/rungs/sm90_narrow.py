@@ -8,9 +8,10 @@ from functools import lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -260,7 +261,7 @@ class Narrow(Conv2dRung[NarrowConfig]):
         tiling = _Tiling(p, config.rows, config.columns, config.parts)
         conversions = [rounded("weight", p.filters * p.taps, p.channels)] if p.dtype == "tf32" else []
         weight = Buffer(conversions[0].name if conversions else "weight")
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_narrow.cu",
                 constants=activation.constants_of(p),
@@ -270,20 +271,17 @@ class Narrow(Conv2dRung[NarrowConfig]):
                 config=config,
                 vector=_vector(p),
             ),
-            (min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts, 1, 1),
-            (config.consumers * CONSUMER_THREADS, 1, 1),
-            (
-                windows.window_map(Buffer("x"), tiling.window[1], tiling.window[0]),
-                windows.weight_map(weight, p.filters, tiling.padded),
-                Buffer("bias", optional=True),
-                Buffer("residual", optional=True),
-                Buffer("y"),
-                arguments.shape(p),
-                WeightsReady((weight.name,)),
-                ReleaseDependents(),
-            ),
+            min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts,
+            config.consumers * CONSUMER_THREADS,
+            windows.window_map(Buffer("x"), tiling.window[1], tiling.window[0]),
+            windows.weight_map(weight, p.filters, tiling.padded),
+            Buffer("bias", optional=True),
+            Buffer("residual", optional=True),
+            Buffer("y"),
+            arguments.shape(p),
+            WeightsReady((weight.name,)),
+            ReleaseDependents(),
             shared_bytes=tiling.shared_bytes(config.consumers, config.stages),
-            overlap=True,
         )
         return Recipe((*(one.step for one in conversions), call), tuple(one.workspace for one in conversions))
 

@@ -20,6 +20,7 @@ from escalade.device.recipe import (
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.batch_norm_backward import MASKS
@@ -331,31 +332,28 @@ def product(
     if statistics or norm:
         across = ceil_div(filters, config.filters)
         clusters = clusters // across * across
-    return KernelCall(
+    return kernel_call(
         program,
-        (clusters * group, 1, 1),
-        (THREADS, 1, 1),
-        (
-            *maps,
-            Buffer("bias", optional=True),
-            Buffer("scale", optional=True),
-            Buffer("scales", optional=True),
-            Buffer(residual, optional=True),
-            Buffer("y"),
-            Buffer("places", optional=True),
-            windows.shape(filters),
-            shortcut_shape(shortcut),
-            placement,
-            phases,
-            WeightsReady((weight, shortcut_weight)),
-            ReleaseDependents(),
-            y_pitch,
-            Buffer("partial", optional=True),
-            NORM,
-        ),
+        clusters * group,
+        THREADS,
+        *maps,
+        Buffer("bias", optional=True),
+        Buffer("scale", optional=True),
+        Buffer("scales", optional=True),
+        Buffer(residual, optional=True),
+        Buffer("y"),
+        Buffer("places", optional=True),
+        windows.shape(filters),
+        shortcut_shape(shortcut),
+        placement,
+        phases,
+        WeightsReady((weight, shortcut_weight)),
+        ReleaseDependents(),
+        y_pitch,
+        Buffer("partial", optional=True),
+        NORM,
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
-        overlap=True,
         lane=lane,
     )
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, ReleaseDependents, TiledMap, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
@@ -242,28 +243,25 @@ class StreamedWindow(WindowRung[StreamedConfig]):
         maps = tiling.window_map, tiling.weight_map(weight)
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, self.card.multiprocessors)
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_streamed_window.cu",
                 constants=conv.epilogue.activation_constants,
                 tiling=tiling,
                 config=config,
             ),
-            (blocks * config.splits, 1, 1),
-            (THREADS, 1, 1),
-            (
-                *maps,
-                *(_shortcut_maps(tiling, conv.shortcut, shortcut_weight) if conv.shortcut else maps),
-                *tiling.panel_maps,
-                Buffer("bias", optional=True),
-                Buffer("y"),
-                tiling.shape,
-                WeightsReady((weight.name,)),
-                ReleaseDependents(),
-            ),
+            blocks * config.splits,
+            THREADS,
+            *maps,
+            *(_shortcut_maps(tiling, conv.shortcut, shortcut_weight) if conv.shortcut else maps),
+            *tiling.panel_maps,
+            Buffer("bias", optional=True),
+            Buffer("y"),
+            tiling.shape,
+            WeightsReady((weight.name,)),
+            ReleaseDependents(),
             shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages, config.splits),
             cluster=(config.splits, 1, 1),
-            overlap=True,
         )
         return Recipe(
             (*(one.step for one in conversions.values()), call),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Program, Type
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -113,7 +114,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 shortcut.pixel_map(Buffer("shortcut"), config.pixels),
                 shortcut.weight_map(prepared.shortcut_weight, p.filters, config.filters),
             )
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_wgmma.cu",
                 constants=activation.constants_of(p),
@@ -123,21 +124,18 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 config=config,
                 promote_slabs=min(PROMOTE_K_TILES.get(p.dtype, (0,))),
             ),
-            (config.tiles(p), 1, 1),
-            (config.threads, 1, 1),
-            (
-                *maps,
-                *shortcut_maps,
-                Buffer("bias", optional=True),
-                Buffer("scale", optional=True),
-                Buffer("scales", optional=True),
-                Buffer("residual", optional=True),
-                Buffer("y"),
-                arguments.shape(prepared.shape),
-                arguments.shortcut_shape(p),
-            ),
+            config.tiles(p),
+            config.threads,
+            *maps,
+            *shortcut_maps,
+            Buffer("bias", optional=True),
+            Buffer("scale", optional=True),
+            Buffer("scales", optional=True),
+            Buffer("residual", optional=True),
+            Buffer("y"),
+            arguments.shape(prepared.shape),
+            arguments.shortcut_shape(p),
             shared_bytes=config.shared_bytes,
-            overlap=True,
         )
         return Recipe((*prepared.steps, call), prepared.workspaces)
 

@@ -13,6 +13,7 @@ from escalade.device.recipe import (
 )
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -54,23 +55,20 @@ def _epilogue(problem: Conv2dProblem) -> KernelCall:
     """Return the launch that finishes accumulators stored in y."""
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
-    return KernelCall(
+    return kernel_call(
         Program.of(
             "conv2d/tensor_core_epilogue.cu",
             constants=activation.constants_of(problem),
             problem=problem,
             vector=vector,
         ),
-        (ceil_div(problem.output_elements // vector, 256), 1, 1),
-        (256, 1, 1),
-        (
-            Buffer("bias", optional=True),
-            Buffer("residual", optional=True),
-            Buffer("y"),
-            problem.filters,
-            Int64(problem.output_elements),
-        ),
-        overlap=True,
+        ceil_div(problem.output_elements // vector, 256),
+        256,
+        Buffer("bias", optional=True),
+        Buffer("residual", optional=True),
+        Buffer("y"),
+        problem.filters,
+        Int64(problem.output_elements),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
@@ -26,25 +27,21 @@ class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
+        return launch(
             Program.of(
                 "conv2d_input_gradient/direct.cu",
                 constants=activation.constants_of(problem.forward),
                 problem=problem,
             ),
-            (blocks(problem.elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("gradient"),
-                Buffer("weight"),
-                Buffer(problem.aux, optional=True),
-                Buffer("bias", optional=True),
-                Buffer("y"),
-                arguments.shape(problem.forward),
-            ),
-            overlap=True,
+            blocks(problem.elements, config.threads),
+            config.threads,
+            Buffer("gradient"),
+            Buffer("weight"),
+            Buffer(problem.aux, optional=True),
+            Buffer("bias", optional=True),
+            Buffer("y"),
+            arguments.shape(problem.forward),
         )
-        return Recipe((call,))
 
 
 # Prediction for 128to128_28_k3 at batch 256, 30 G products.

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -113,7 +114,7 @@ class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: TileConfig) -> Recipe:
         f = problem.forward
-        call = KernelCall(
+        return launch(
             Program.of(
                 "conv2d_input_gradient/shared_tile.cu",
                 constants=activation.constants_of(problem.forward),
@@ -121,19 +122,15 @@ class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
                 forward=f,
                 config=config,
             ),
-            (config.blocks(f), 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("gradient"),
-                Buffer("weight"),
-                Buffer(problem.aux, optional=True),
-                Buffer("bias", optional=True),
-                Buffer("y"),
-                arguments.shape(f),
-            ),
-            overlap=True,
+            config.blocks(f),
+            config.threads,
+            Buffer("gradient"),
+            Buffer("weight"),
+            Buffer(problem.aux, optional=True),
+            Buffer("bias", optional=True),
+            Buffer("y"),
+            arguments.shape(f),
         )
-        return Recipe((call,))
 
 
 # Prediction for 128to128_28_k3 at batch 256 in NCHW, 30 G products.
