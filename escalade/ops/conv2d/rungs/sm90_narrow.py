@@ -17,8 +17,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
-from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.rungs.wgmma_conv import ROW_BYTES, Windows
 from escalade.ops.conv2d.rungs.window_tiling import MOST_IN_BOX, WIDTHS
 from escalade.ops.shared import activation
 
@@ -97,13 +96,8 @@ class _Tiling:
         return next((width for width in WIDTHS if width >= columns), 0)
 
     @property
-    def reach(self) -> tuple[int, int]:
-        p = self.problem
-        return (p.filter_height - 1) * p.dilation[0], (p.filter_width - 1) * p.dilation[1]
-
-    @property
     def window(self) -> tuple[int, int]:
-        return self.rows + self.reach[0], self.columns + self.reach[1]
+        return self.problem.window(self.rows, self.columns)
 
     @property
     def window_bytes(self) -> int:
@@ -125,7 +119,7 @@ class _Tiling:
 
     @property
     def stage_bytes(self) -> int:
-        read = (self.blocks * BLOCK + self.reach[0] * self.window[1]) * ROW_BYTES
+        read = (self.blocks * BLOCK + self.problem.reach[0] * self.window[1]) * ROW_BYTES
         return ceil_div(max(read, self.window_bytes), 1024) * 1024
 
     @property
@@ -216,21 +210,15 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
 @dataclass(frozen=True)
 class Narrow(Conv2dRung[NarrowConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    layouts: tuple[str, ...] = ("nhwc",)
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    architectures = WITH_WGMMA
+    pitched_buffers = ("x", "y")
+    supports_pitched_residual = True
+    truncates = True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if reason := self.only_nhwc(p):
-            return reason
-        if p.dtype not in self.dtypes:
-            return f"{name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         if p.filter_width == 1:
             return f"{name} needs a filter wider than 1; use resident for {p.name}"
         if p.stride != (1, 1):
@@ -284,9 +272,6 @@ class Narrow(Conv2dRung[NarrowConfig]):
             shared_bytes=tiling.shared_bytes(config.consumers, config.stages),
         )
         return Recipe((*(one.step for one in conversions), call), tuple(one.workspace for one in conversions))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -13,13 +13,10 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.epilogue import UNPLACED
+from escalade.ops.conv2d.rungs.epilogue import SPECIAL_LANES, UNPLACED, activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, Conversion, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PIECE_BYTES
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
-from escalade.ops.conv2d.rungs.tma_windows import Windows
-from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, Windows
 from escalade.ops.conv2d.rungs.window_tiling import (
     FILTERS,
     ROW_BYTES,
@@ -205,9 +202,9 @@ def _best_first(conv: WgmmaConv, card: Card) -> tuple[StreamedConfig, ...]:
 
 @dataclass(frozen=True)
 class StreamedWindow(WindowRung[StreamedConfig]):
-    @property
-    def supports_shortcut(self) -> bool:
-        return True
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    supports_shortcut = True
+    truncates = True
 
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         if reason := super().conv_limits(conv):
@@ -268,9 +265,6 @@ class StreamedWindow(WindowRung[StreamedConfig]):
             tuple(one.workspace for one in conversions.values()),
         )
 
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
-
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     StreamedWindow(
@@ -281,6 +275,5 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         # 256to256_14_k3 at batch 32. overlapped_store: 98 tiles of 36 k-tiles, which L2 delivers in 630 cycles each,
         # are 22,700 cycles; here 128 tiles of 4 windows and 9 taps of 448 cycles are 16,100.
         predicted_gain=1.4,
-        dtypes=("fp16", "bf16", "tf32"),
     ),
 )

@@ -107,10 +107,6 @@ def _fitting(conv: WgmmaConv) -> Iterator[Tiling]:
 class Window(WindowRung[WindowConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "int8")
 
-    @property
-    def quantized_dtypes(self) -> tuple[str, ...]:
-        return ("int8",)
-
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         if reason := super().conv_limits(conv):
             return reason

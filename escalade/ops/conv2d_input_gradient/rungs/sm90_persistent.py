@@ -4,20 +4,19 @@ launch."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.recipe import KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Config
 from escalade.ops.batch_norm_backward import merge_sums
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.rungs.activation_costs import activation_cost
-from escalade.ops.conv2d.rungs.epilogue import Epilogue
+from escalade.ops.conv2d.rungs.epilogue import activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, partial_sums, product
-from escalade.ops.conv2d.rungs.tma_windows import MOST_STRIDE, MOST_TAPS, ROW_BYTES
+from escalade.ops.conv2d.rungs.wgmma_conv import MOST_STRIDE, MOST_TAPS, ROW_BYTES
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.duality import (
     PerPhase,
@@ -26,7 +25,8 @@ from escalade.ops.conv2d_input_gradient.rungs.duality import (
     largest_phase,
     too_many_phases,
 )
-from escalade.ops.conv2d_input_gradient.rungs.phases import AllPhases, PixelPhase, pixel_phases
+from escalade.ops.conv2d_input_gradient.rungs.phases import AllPhases, PixelPhase, pixel_phases, wgmma_conv
+from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
 
 DTYPES = ("fp16", "bf16")
 STORED = ("overlapped_store", "swapped_operands")
@@ -50,20 +50,19 @@ MOST_SPLIT_SUMS = 64 * 128
 
 @dataclass(frozen=True)
 class Persistent(PerPhase[PersistentConfig]):
+    dtypes: tuple[str, ...] = field(default=DTYPES, kw_only=True)
     supports_norm = True
 
-    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         if problem.norm and not all(phase.whole for phase in pixel_phases(problem.forward)):
             return f"{self.name} computes sums for a normalization with one phase, not with several"
-        reason = super().supports(problem)
+        reason = super().limits(problem)
         if reason is None and not self.configs(problem):
             return f"{self.name} has no tile for {problem.name}"
         return reason
 
     def _phase_refusal(self, phase: PixelPhase) -> str | None:
         f = phase.forward
-        if f.dtype not in DTYPES:
-            return f"{self.name} takes {' and '.join(DTYPES)}, not {f.dtype}"
         if f.filters * f.element_bytes % COPY_BYTES:
             return f"{self.name} takes filters in multiples of {COPY_BYTES} bytes, not {f.filters}"
         return super()._phase_refusal(phase) or phase.windows.unsupported(self.name)
@@ -115,25 +114,15 @@ class Persistent(PerPhase[PersistentConfig]):
         config: PersistentConfig,
         launches: PhaseLaunches,
     ) -> Recipe:
-        f = problem.forward
-        windows = replace(phase.windows, mn_major=None) if self.flips(phase, config) else phase.windows
-        call = product(
-            windows,
-            f.channels,
-            config,
-            replace(Epilogue.of(f), mask=problem.mask),
-            self.card,
-            x="gradient",
-            weight=launches.weight,
-            residual=problem.aux or "mask",
-            placement=phase.placed,
-            norm=problem.norm,
-            lane=launches.lane,
-        )
+        conv, channels = wgmma_conv(phase, problem.mask), problem.forward.channels
+        if self.flips(phase, config):
+            conv = replace(conv, windows=replace(conv.windows, mn_major=None))
+        call = product(conv, config, self.card, norm=problem.norm)
+        recipe = launches.over(Recipe((call,)), residual=problem.aux or "mask")
         if not problem.norm:
-            return Recipe((call,))
-        merge, partial = merge_sums(f.channels, partial_sums(call, f.channels, config), "norm_rstd")
-        return Recipe((call, merge), (partial,))
+            return recipe
+        merge, partial = merge_sums(channels, partial_sums(call, channels, config), "norm_rstd")
+        return Recipe((*recipe.steps, merge), (partial,))
 
 
 def _clocks(phase: PixelPhase, config: Config, card: Card) -> float:
@@ -147,25 +136,18 @@ def _writes_lines(config: Config) -> bool:
 
 
 @dataclass(frozen=True)
-class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
+class OneLaunch(InputGradientRung[PersistentConfig]):
     """All sub-pixel phases in one launch; each tile belongs to one phase."""
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    layouts: tuple[str, ...] = ("nhwc",)
 
-    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
-        if reason := problem.beyond_dx(self.name):
-            return reason
+    architectures = WITH_WGMMA
+
+    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward
-        if f.dtype not in (*DTYPES, "tf32"):
-            return f"{self.name} takes {', '.join(DTYPES)} and tf32, not {f.dtype}"
-        if f.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.filters * f.element_bytes % COPY_BYTES:
             return f"{self.name} takes filters in multiples of {COPY_BYTES} bytes, not {f.filters}"
-        if f.groups != 1:
-            return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
         if reason := too_many_phases(self.name, f):
             return reason
         phases = pixel_phases(f)
@@ -217,30 +199,22 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> Recipe:
         f, all_phases = problem.forward, AllPhases.of(problem.forward)
-        windows, weight = all_phases.together.windows, "weight"
+        conv, weight = wgmma_conv(all_phases.together, problem.mask), "weight"
         steps: tuple[KernelCall, ...] = ()
         workspaces: tuple[Workspace, ...] = ()
         if self._flips(all_phases, config):
-            windows, weight = replace(windows, mn_major=None), "flipped"
+            conv, weight = replace(conv, windows=replace(conv.windows, mn_major=None)), "flipped"
             steps = (flip(all_phases.together, weight, 0),)
             workspaces = (Workspace(weight, f.element_bytes * f.weight_elements),)
         if f.dtype == "tf32":
             conversion = rounded(weight, f.channels * f.taps, f.filters)
             weight = conversion.name
             steps, workspaces = (*steps, conversion.step), (*workspaces, conversion.workspace)
-        call = product(
-            windows,
-            f.channels,
-            config,
-            replace(Epilogue.of(f), mask=problem.mask),
-            self.card,
-            x="gradient",
-            weight=weight,
-            residual=problem.aux or "mask",
-            placement=all_phases.together.placed,
-            phases=all_phases.struct,
+        tensors = {"x": "gradient", "weight": weight, "residual": problem.aux or "mask"}
+        products = Recipe((product(conv, config, self.card, phases=all_phases.struct),)).remap(
+            {name: Buffer(buffer) for name, buffer in tensors.items()}
         )
-        return Recipe((*steps, call), workspaces)
+        return Recipe((*steps, *products.steps), workspaces)
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """At least that of the convolution's rung."""

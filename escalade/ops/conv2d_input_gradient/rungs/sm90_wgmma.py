@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.recipe import Recipe
 from escalade.ops.base.rung import Config
-from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.duality import PerPhase, PhaseLaunches, largest_phase
-from escalade.ops.conv2d_input_gradient.rungs.phases import PixelPhase
+from escalade.ops.conv2d_input_gradient.rungs.phases import PixelPhase, wgmma_conv
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,15 @@ class WgmmaPerPhase(PerPhase):
         return self.inner.scales_across_batch
 
     def _phase_refusal(self, phase: PixelPhase) -> str | None:
-        if phase.forward.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {phase.forward.layout}"
-        return self.inner.conv_limits(_wgmma_conv(phase, mask=False))
+        conv = wgmma_conv(phase, mask=False)
+        return self.inner.unsupported_form(phase.forward) or self.inner.conv_limits(conv)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
-        return _offered(self.inner, _wgmma_conv(largest_phase(problem), problem.mask))
+        return _offered(self.inner, wgmma_conv(largest_phase(problem), problem.mask))
 
     def _config_of(self, problem: Conv2dInputGradientProblem, phase: PixelPhase, config: Config) -> Config:
         """Phases with other windows than the largest use their own best config."""
-        conv, largest = _wgmma_conv(phase, problem.mask), _wgmma_conv(largest_phase(problem), problem.mask)
+        conv, largest = wgmma_conv(phase, problem.mask), wgmma_conv(largest_phase(problem), problem.mask)
         alike = (conv.windows.taps, conv.windows.output) == (largest.windows.taps, largest.windows.output)
         return config if alike else _offered(self.inner, conv)[0]
 
@@ -45,7 +43,7 @@ class WgmmaPerPhase(PerPhase):
 
     def part_estimate(self, problem: Conv2dInputGradientProblem, phase: PixelPhase, config: Config) -> float:
         clocks = self.inner.conv_clocks(
-            _wgmma_conv(phase, problem.mask), self._config_of(problem, phase, config)
+            wgmma_conv(phase, problem.mask), self._config_of(problem, phase, config)
         )
         return self.card.microseconds(clocks, self.moved(problem, phase), self.inner.launches)
 
@@ -53,20 +51,9 @@ class WgmmaPerPhase(PerPhase):
         self, problem: Conv2dInputGradientProblem, phase: PixelPhase, config: Config, launches: PhaseLaunches
     ) -> Recipe:
         recipe = self.inner.conv_recipe(
-            _wgmma_conv(phase, problem.mask), self._config_of(problem, phase, config)
+            wgmma_conv(phase, problem.mask), self._config_of(problem, phase, config)
         )
         return launches.over(recipe, residual=problem.aux or "mask")
-
-
-def _wgmma_conv(phase: PixelPhase, mask: bool) -> WgmmaConv:
-    f = phase.forward
-    return WgmmaConv(
-        phase.windows,
-        f.channels,
-        replace(Epilogue.of(f), mask=mask),
-        placement=phase.placed,
-        any_magnitude=True,
-    )
 
 
 @lru_cache(maxsize=256)
