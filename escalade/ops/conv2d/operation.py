@@ -135,9 +135,10 @@ HOPPER = (
 """Rungs that need TMA and wgmma; the tuner finds out which is fastest."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
-    "tf32": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "fp16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
-    "bf16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    **dict.fromkeys(
+        ("tf32", "fp16", "bf16"),
+        ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
+    ),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
     "int8": ("window", "persistent", "cluster_split_k"),
 }

@@ -14,7 +14,6 @@ from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_wgmma
 from escalade.ops.conv2d_input_gradient.rungs.direct import ATOMICS, DIRECT, SHARED_TILE
 from escalade.ops.conv2d_input_gradient.rungs.few_channels import COL2IM, SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.planes import PLANES
-from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import ONE_LAUNCH, PERSISTENT
 from escalade.ops.conv2d_input_gradient.rungs.subpixel import SUBPIXEL
 from escalade.ops.shared.images import LAYOUTS
 
@@ -131,8 +130,8 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
             COL2IM,
             SUBPIXEL,
             PLANES,
-            PERSISTENT,
-            ONE_LAUNCH,
+            sm90_wgmma.PERSISTENT,
+            sm90_wgmma.ONE_LAUNCH,
             *sm90_wgmma.RUNGS,
         ),
     )
