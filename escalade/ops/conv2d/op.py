@@ -49,20 +49,27 @@ def conv2d(
     )  # fmt: skip
 
 
-def problem_of(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    relu: bool,
-    tf32: bool,
-) -> Conv2dProblem:
-    """Return the problem for these tensors, or raise if it is unsupported."""
-    _check_tensors(x, weight, bias, residual, groups, tf32)
+class _Call(NamedTuple):
+    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    stride: Sequence[int] = (1, 1)
+    padding: Sequence[int] = (0, 0)
+    dilation: Sequence[int] = (1, 1)
+    groups: int = 1
+    relu: bool = False
+    tf32: bool = False
+    rung: str | None = None
+
+
+def problem_of(*arguments: Any) -> Conv2dProblem:
+    """Return the problem for the arguments of a call, or raise if it is unsupported."""
+    call = _Call(*arguments)
+    x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, _ = call
+    _check_tensors(call)
     batch, channels, height, width = x.shape
     filters, _, filter_height, filter_width = weight.shape
     problem = Conv2dProblem(
@@ -78,15 +85,9 @@ def problem_of(
     return problem
 
 
-def _check_tensors(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    groups: int,
-    tf32: bool,
-) -> None:
+def _check_tensors(call: _Call) -> None:
     """Check everything but image and batch sizes, which may be symbolic during tracing."""
+    x, weight, bias, residual, groups, tf32 = *call[:4], call.groups, call.tf32
     if x.dim() != 4 or weight.dim() != 4:
         raise UnsupportedError(
             f"x has {x.dim()} dimensions and weight {weight.dim()}; conv2d takes 4 each: x [N, C, H, W], "
@@ -110,26 +111,9 @@ def _check_tensors(
         raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must have the output's shape")
 
 
-class _Call(NamedTuple):
-    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
-    stride: Sequence[int] = (1, 1)
-    padding: Sequence[int] = (0, 0)
-    dilation: Sequence[int] = (1, 1)
-    groups: int = 1
-    relu: bool = False
-    tf32: bool = False
-    rung: str | None = None
-
-
 def _plan(*arguments: Any) -> CallPlan:
-    x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, rung = _Call(*arguments)
-    problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
-    prepared = prepare(CONV2D, problem, x.device, rung)
+    call, problem = _Call(*arguments), problem_of(*arguments)
+    prepared = prepare(CONV2D, problem, call.x.device, call.rung)
     form = problem if prepared is None else prepared.problem
     return CallPlan(
         prepared,
@@ -140,8 +124,9 @@ def _plan(*arguments: Any) -> CallPlan:
 
 
 def _fake(*arguments: Any) -> torch.Tensor:
-    x, weight, bias, residual, stride, padding, dilation, groups, _, tf32, _ = _Call(*arguments)
-    _check_tensors(x, weight, bias, residual, groups, tf32)
+    call = _Call(*arguments)
+    _check_tensors(call)
+    x, weight, stride, padding, dilation = *call[:2], *call[4:7]
     size = [
         (x.shape[2 + d] + 2 * padding[d] - dilation[d] * (weight.shape[2 + d] - 1) - 1) // stride[d] + 1
         for d in (0, 1)

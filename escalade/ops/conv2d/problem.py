@@ -150,6 +150,18 @@ class Conv2dProblem(Named):
     def output_width(self) -> int:
         return _output_size(self.width, self.filter_width, self.stride[1], self.padding[1], self.dilation[1])
 
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """Rows and columns spanned by the taps, minus one."""
+        return (self.filter_height - 1) * self.dilation[0], (self.filter_width - 1) * self.dilation[1]
+
+    def window(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return the rows and columns of x that a tile of outputs reads."""
+        return (
+            (rows - 1) * self.stride[0] + self.reach[0] + 1,
+            (columns - 1) * self.stride[1] + self.reach[1] + 1,
+        )
+
     @property
     def pools(self) -> bool:
         return self.pool != (1, 1)
@@ -326,11 +338,8 @@ def _check(p: Conv2dProblem) -> None:
             f"{p.channels} channels and {p.filters} filters cannot be split into {p.groups} groups"
         )
     if p.output_height < 1 or p.output_width < 1:
-        rows, columns = (
-            d * (f - 1) + 1 for d, f in zip(p.dilation, (p.filter_height, p.filter_width), strict=True)
-        )
         raise UnsupportedError(
-            f"the filter covers {rows}x{columns} pixels, but the padded image has only "
+            f"the filter covers {p.reach[0] + 1}x{p.reach[1] + 1} pixels, but the padded image has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,8 +15,7 @@ from escalade.ops.conv2d.op import conv2d
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs import groups
-from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_PHASES
+from escalade.ops.conv2d_input_gradient.rungs.duality import GROUPED_RUNGS, MOST_PHASES
 from escalade.ops.shared.images import empty_images_like, layout_of, packer
 from escalade.ops.shared.pooling import as_pair
 
@@ -59,18 +58,27 @@ def is_worthwhile(stride: Sequence[int], groups: int) -> bool:
 
 def supports_groups(problem: Conv2dInputGradientProblem) -> bool:
     """Return True if a grouped convolution has more than the naive rungs."""
-    return any(rung.supports(problem) is None for rung in groups.RUNGS)
+    return any(rung.supports(problem) is None for rung in GROUPED_RUNGS)
 
 
-def _check(
-    gradient: torch.Tensor,
-    weight: torch.Tensor,
-    size: Sequence[int],
-    mask: torch.Tensor | None,
-    groups: int,
-    tf32: bool,
-) -> None:
+class _Call(NamedTuple):
+    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
+
+    gradient: torch.Tensor
+    weight: torch.Tensor
+    size: Sequence[int]
+    mask: torch.Tensor | None = None
+    stride: Sequence[int] = (1, 1)
+    padding: Sequence[int] = (0, 0)
+    dilation: Sequence[int] = (1, 1)
+    groups: int = 1
+    tf32: bool = False
+    rung: str | None = None
+
+
+def _check(call: _Call) -> None:
     """Check everything but image and batch sizes, which may be symbolic during tracing."""
+    gradient, weight, size, mask = call[:4]
     if gradient.dim() != 4 or weight.dim() != 4 or len(size) != 2:
         raise UnsupportedError(
             f"gradient has {gradient.dim()} dimensions, weight {weight.dim()}, and size {len(size)} numbers; "
@@ -90,43 +98,25 @@ def _check(
         raise UnsupportedError(
             f"gradient has {gradient.shape[1]} channels, but weight {tuple(weight.shape)} has {weight.shape[0]} filters"
         )
-    if groups < 1:
-        raise UnsupportedError(f"groups={groups}: it must be at least 1")
-    if tf32 and gradient.dtype != torch.float32:
+    if call.groups < 1:
+        raise UnsupportedError(f"groups={call.groups}: it must be at least 1")
+    if call.tf32 and gradient.dtype != torch.float32:
         raise UnsupportedError(
             f"gradient has dtype {gradient.dtype}; tf32=True applies to float32 tensors only"
         )
 
 
-def _fake(
-    gradient: torch.Tensor,
-    weight: torch.Tensor,
-    size: Sequence[int],
-    mask: torch.Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check(gradient, weight, size, mask, groups, tf32)
-    return empty_images_like(gradient, (gradient.shape[0], weight.shape[1] * groups, *size))
+def _fake(*arguments: Any) -> torch.Tensor:
+    call = _Call(*arguments)
+    _check(call)
+    size = (call.gradient.shape[0], call.weight.shape[1] * call.groups, *call.size)
+    return empty_images_like(call.gradient, size)
 
 
-def _plan(
-    gradient: torch.Tensor,
-    weight: torch.Tensor,
-    size: Sequence[int],
-    mask: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tf32: bool,
-    rung: str | None,
-) -> CallPlan:
-    _check(gradient, weight, size, mask, groups, tf32)
+def _plan(*arguments: Any) -> CallPlan:
+    call = _Call(*arguments)
+    _check(call)
+    gradient, weight, size, mask, stride, padding, dilation, groups, tf32, rung = call
     filters, group_channels, filter_height, filter_width = weight.shape
     forward = Conv2dProblem(
         gradient.shape[0], group_channels * groups, size[0], size[1], filters, filter_height, filter_width,

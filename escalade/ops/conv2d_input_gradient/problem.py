@@ -83,10 +83,6 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
             f.batch, f.channels, f.height, f.width, self.norm, False, stored, f.layout
         )
 
-    def beyond_dx(self, rung: str) -> str | None:
-        """Return why a rung that computes dx alone does not support the problem."""
-        return f"{rung} computes no sums for a normalization; persistent does" if self.norm else None
-
     @property
     def has_epilogue(self) -> bool:
         return self.forward.bias or self.forward.relu or bool(self.forward.activation)

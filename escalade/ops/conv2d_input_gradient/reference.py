@@ -57,20 +57,9 @@ def _convolve_back(
         (f.batch, f.channels, f.height, f.width),
         dtype=gradient.dtype, device=gradient.device, memory_format=MEMORY_FORMAT[problem.layout],
     )  # fmt: skip
-    result = torch.ops.aten.convolution_backward(
-        gradient,
-        x,
-        weight,
-        None,
-        f.stride,
-        f.padding,
-        f.dilation,
-        False,
-        [0, 0],
-        f.groups,
-        [True, False, False],
-    )
-    return result[0]
+    return torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, f.stride, f.padding, f.dilation, False, [0, 0], f.groups, [True, False, False]
+    )[0]  # fmt: skip
 
 
 def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tensors) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -121,40 +121,36 @@ def _check(x: torch.Tensor, gradient: torch.Tensor, groups: int) -> None:
         )
 
 
-def _fake(
-    x: torch.Tensor,
-    gradient: torch.Tensor,
-    filter_size: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    bias: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> Gradients:
-    _check(x, gradient, groups)
-    _dtype(x, tf32)
-    filters, channels = gradient.shape[1], x.shape[1] // groups
-    return empty_images_like(x, (filters, channels, *filter_size)), _empty_bias(x, filters, bias)
+class _Call(NamedTuple):
+    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
+
+    x: torch.Tensor
+    gradient: torch.Tensor
+    filter_size: Sequence[int]
+    stride: Sequence[int] = (1, 1)
+    padding: Sequence[int] = (0, 0)
+    dilation: Sequence[int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    tf32: bool = False
+    rung: str | None = None
+
+
+def _fake(*arguments: Any) -> Gradients:
+    call = _Call(*arguments)
+    x, gradient = call.x, call.gradient
+    _check(x, gradient, call.groups)
+    _dtype(x, call.tf32)
+    filters, channels = gradient.shape[1], x.shape[1] // call.groups
+    return empty_images_like(x, (filters, channels, *call.filter_size)), _empty_bias(x, filters, call.bias)
 
 
 def _empty_bias(x: torch.Tensor, filters: int, bias: bool) -> torch.Tensor:
     return x.new_empty((filters if bias else 0,))
 
 
-def _plan(
-    x: torch.Tensor,
-    gradient: torch.Tensor,
-    filter_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    bias: bool,
-    tf32: bool,
-    rung: str | None,
-) -> CallPlan:
+def _plan(*arguments: Any) -> CallPlan:
+    x, gradient, filter_size, stride, padding, dilation, groups, bias, tf32, rung = _Call(*arguments)
     _check(x, gradient, groups)
     dtype = _dtype(x, tf32)
     batch, channels, height, width = x.shape

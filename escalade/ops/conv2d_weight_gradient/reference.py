@@ -9,7 +9,7 @@ import torch
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
+from escalade.ops.shared.images import MEMORY_FORMAT, empty_images, layout_of, stored_images
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -22,8 +22,7 @@ def random_inputs(
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device).mul_(scale).to(STORAGE[problem.dtype])
-        return values.contiguous(memory_format=MEMORY_FORMAT[problem.layout])
+        return stored_images(problem, torch.randn(size, generator=generator, device=device).mul_(scale))
 
     return {
         "x": normal(f.batch, f.channels, f.height, f.width),
@@ -35,12 +34,7 @@ def random_inputs(
 
 def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
     f = problem.forward
-    return torch.empty(
-        (f.filters, f.group_channels, f.filter_height, f.filter_width),
-        dtype=STORAGE[problem.dtype],
-        device=device,
-        memory_format=MEMORY_FORMAT[problem.layout],
-    )
+    return empty_images(problem, (f.filters, f.group_channels, f.filter_height, f.filter_width), device)
 
 
 def extra_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:

@@ -113,7 +113,7 @@ def test_what_is_refused_is_said() -> None:
     assert RUNG.on(typical_card("sm_90a")).refusal(SMALL) is None
     assert RUNG.on(typical_card("sm_86")).refusal(replace(SMALL, dtype="fp16")) is None
     for rung in CONV2D.ladder:
-        if "fp8" not in rung.quantized_dtypes:  # type: ignore[attr-defined]
+        if "fp8" not in rung.dtypes:  # type: ignore[attr-defined]
             assert "fp8" in (rung.supports(SMALL) or ""), rung.name
     assert "output fp16" in (RUNG.supports(replace(SMALL, dtype="bf16", output="fp16")) or "")
     with pytest.raises(UnsupportedError, match="output 'int8'"):

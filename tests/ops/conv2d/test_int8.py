@@ -21,7 +21,7 @@ from tests.support import Sample
 
 CPU = torch.device("cpu")
 CONV2D = OPERATIONS["conv2d"]
-RUNGS = [rung for rung in CONV2D.ladder if "int8" in rung.quantized_dtypes]  # type: ignore[attr-defined]
+RUNGS = [rung for rung in CONV2D.ladder if "int8" in rung.dtypes]  # type: ignore[attr-defined]
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 FEW_COUNTERS = 64
 """Bytes that may be spilled next to 128 accumulators: a few counters, which are loaded once per tile."""

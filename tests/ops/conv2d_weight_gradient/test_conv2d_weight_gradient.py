@@ -257,7 +257,7 @@ def test_strided_tensors_and_an_empty_batch() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "fp32"}, "fp16 and bf16"),
+        ({"dtype": "fp32"}, "takes fp16, bf16, not fp32"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 2}, "groups=1"),
         ({"channels": 36}, "multiples of 8"),

@@ -8,15 +8,14 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.arguments import Geometry
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
-from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
 MOST_COLUMNS = 48
 """Largest number of taps times filters: the columns of a product, accumulated in registers."""
@@ -68,8 +67,6 @@ class Scatter(Geometry):
         return self.parts * self.blocks * self.tiles_n * 32 * VECTOR_BYTES
 
     def unsupported(self, name: str, card: Card) -> str | None:
-        if self.dtype not in MULTIPLIED:
-            return f"{name} takes {', '.join(MULTIPLIED)}, not {self.dtype}"
         if self.columns > MOST_COLUMNS:
             return (
                 f"{name} takes taps times filters up to {MOST_COLUMNS}; {self.taps[0]}x{self.taps[1]} taps of "
@@ -172,11 +169,11 @@ def microseconds(s: Scatter, config: Config, card: Card, moved: float) -> float:
 
 @dataclass(frozen=True)
 class Col2im(Conv2dRung):
+    layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = SPLIT_ROUNDING
+    supports_residual = False
+
     def limits(self, problem: Conv2dProblem) -> str | None:
-        if reason := self.only_nhwc(problem):
-            return reason
-        if problem.residual:
-            return f"{self.name} does not support a residual"
         return Scatter.of(problem).unsupported(self.name, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -189,10 +186,6 @@ class Col2im(Conv2dRung):
         x, weight, bias, _, y = arguments.tensors()
         epilogue = Epilogue.of(problem)
         return Recipe((launch(Scatter.of(problem), config, self.card, epilogue, (x, weight, bias, y)),))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
-        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.

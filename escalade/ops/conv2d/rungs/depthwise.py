@@ -1,9 +1,13 @@
-"""Depthwise convolution on CUDA cores, with one or more filters per channel and register reuse."""
+"""Depthwise convolution on CUDA cores, with one or more filters per channel and register reuse.
+
+Also tile counts and the estimate shared by `depthwise_tile` and `depthwise_mma`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Protocol
 
 from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
@@ -15,6 +19,53 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.shared import activation
+
+
+class TileSizes(Protocol):
+    @property
+    def channels(self) -> int: ...
+    @property
+    def images(self) -> int: ...
+    @property
+    def tile_rows(self) -> int: ...
+    @property
+    def tile_columns(self) -> int: ...
+    @property
+    def blocks_per_sm(self) -> int: ...
+
+
+class Tiles:
+    """Tile counts; the kernels compute the same."""
+
+    problem: Conv2dProblem
+    config: TileSizes
+    card: Card
+
+    @cached_property
+    def channel_blocks(self) -> int:
+        return ceil_div(self.problem.channels, self.config.channels)
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down and across an image."""
+        p, c = self.problem, self.config
+        return ceil_div(p.output_height, c.tile_rows), ceil_div(p.output_width, c.tile_columns)
+
+    @cached_property
+    def tiles(self) -> int:
+        return ceil_div(self.problem.batch, self.config.images) * self.grid[0] * self.grid[1]
+
+    @cached_property
+    def rounds(self) -> int:
+        """Tiles per CTA."""
+        at_once = self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks
+        return ceil_div(self.tiles, max(1, at_once))
+
+    @cached_property
+    def workers(self) -> int:
+        """CTAs per range of channels."""
+        return ceil_div(self.tiles, self.rounds)
+
 
 WARP = 32
 HELD = 190
@@ -152,16 +203,13 @@ def _candidates(p: Conv2dProblem) -> tuple[DepthwiseConfig, ...]:
 
 @dataclass(frozen=True)
 class Depthwise(Conv2dRung[DepthwiseConfig]):
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    takes_groups = True
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
         if p.groups != p.channels:
             return f"{self.name} takes as many groups as channels, not {p.groups} for {p.channels}"
-        if p.y_pitch and p.residual:
-            return f"{self.name} does not support a residual with a pitched y"
         if not _candidates(p.dense):
             return (
                 f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers; filters of "

@@ -8,18 +8,17 @@ from functools import cached_property, lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
-from escalade.ops.base.card import RESERVED_SHARED, Card
+from escalade.device.recipe import Buffer, Recipe, TiledMap, WeightsReady
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.depthwise import overlapped
-from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
-from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.depthwise import Tiles, overlapped
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, fitting_blocks
 from escalade.ops.shared import activation
 
-DTYPES = ("fp16", "bf16")
 OUTPUTS, DEPTH = 8, 16
 """Adjacent outputs and inputs per MMA."""
 STRIPS = 16
@@ -87,8 +86,8 @@ class _Tiling(Tiles):
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        p, c = self.problem, self.config
-        return c.tile_rows + (p.filter_height - 1) * p.dilation[0], c.tile_columns + DEPTH - OUTPUTS
+        c = self.config
+        return c.tile_rows + self.problem.reach[0], c.tile_columns + DEPTH - OUTPUTS
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -107,8 +106,7 @@ class _Tiling(Tiles):
     def registers(self) -> int:
         """Estimated registers per thread: bands, accumulators of open rows, and the rest."""
         p, c = self.problem, self.config
-        reach = (p.filter_height - 1) * p.dilation[0] + 1
-        return TOGETHER * (2 * p.filter_height + 4 * min(c.rows, reach)) + 24
+        return TOGETHER * (2 * p.filter_height + 4 * min(c.rows, p.reach[0] + 1)) + 24
 
     @property
     def clocks(self) -> float:
@@ -118,7 +116,7 @@ class _Tiling(Tiles):
         resident = min(blocks, c.blocks_per_sm)
         strips = c.images * c.tile_rows // c.rows * c.tile_columns // OUTPUTS
         groups = ceil_div(strips, STRIPS) * c.channels
-        input_rows = c.rows + (p.filter_height - 1) * p.dilation[0]
+        input_rows = c.rows + p.reach[0]
         window = c.images * self.window[0] * self.window[1] * c.channels
         outputs = c.images * c.tile_rows * c.tile_columns * c.channels
         shared = (
@@ -153,14 +151,11 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[DepthwiseMmaConfig]:
                         tiling = _Tiling(p, config, card)
                         if max(tiling.window) > BOX or tiling.shared_bytes > card.shared_bytes:
                             continue
-                        by_memory = card.multiprocessor_shared_bytes // (
-                            tiling.shared_bytes + RESERVED_SHARED
+                        blocks = fitting_blocks(
+                            card, tiling.warps * 32, tiling.registers, tiling.shared_bytes
                         )
-                        by_registers = card.registers // (
-                            tiling.warps * 32 * ceil_div(tiling.registers, 8) * 8
-                        )
-                        if blocks := min(by_memory, by_registers, MOST_BLOCKS):
-                            yield replace(config, blocks_per_sm=blocks)
+                        if blocks:
+                            yield replace(config, blocks_per_sm=min(blocks, MOST_BLOCKS))
 
 
 @lru_cache(4096)
@@ -173,32 +168,26 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[DepthwiseMmaConfig, ...]:
 
 @dataclass(frozen=True)
 class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    dtypes: tuple[str, ...] = ("fp16", "bf16")
+    layouts: tuple[str, ...] = ("nhwc",)
+    takes_groups = True
+    supports_residual = False
+    architectures = WITH_WGMMA
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if p.groups != p.channels or p.filters != p.channels:
             return f"{name} takes one filter per channel; depthwise takes several"
-        if p.layout != "nhwc" or p.dtype not in DTYPES:
-            return f"{name} takes layout nhwc in {', '.join(DTYPES)}, not {p.layout} in {p.dtype}"
         unit = VECTOR_BYTES // p.element_bytes
         if p.channels % unit:
             return f"{name} takes multiples of {unit} channels, not {p.channels}; depthwise takes any"
-        if p.residual:
-            return f"{name} does not support a residual; depthwise_tile does"
         if p.stride != (1, 1):
             return f"{name} takes stride 1, not {p.stride}; depthwise_tile takes any"
-        reach = (p.filter_width - 1) * p.dilation[1] + 1
-        if OUTPUTS + reach - 1 > DEPTH or 2 * TOGETHER * p.filter_height > MOST_BANDS:
+        if OUTPUTS + p.reach[1] > DEPTH or 2 * TOGETHER * p.filter_height > MOST_BANDS:
             return (
                 f"{name} takes filters of up to {MOST_BANDS // TOGETHER // 2} rows that cover up to "
-                f"{DEPTH - OUTPUTS + 1} columns, not {p.filter_height} and {reach}"
+                f"{DEPTH - OUTPUTS + 1} columns, not {p.filter_height} and {p.reach[1] + 1}"
             )
         if not _best_first(p.dense, self.card):
             return (
@@ -219,7 +208,7 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
         p, tiling = problem, _Tiling(problem, config, self.card)
         threads = tiling.warps * 32
         x_size, y_size = (p.height, p.width), (p.output_height, p.output_width)
-        call = KernelCall(
+        return launch(
             Program.of(
                 "conv2d/depthwise_mma.cu",
                 constants=activation.constants_of(p),
@@ -229,20 +218,16 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
                 together=TOGETHER,
                 threads=threads,
             ),
-            (tiling.channel_blocks * tiling.workers, 1, 1),
-            (threads, 1, 1),
-            (
-                _map(p, "x", x_size, p.x_pitch, config, tiling.window),
-                _map(p, "y", y_size, p.y_pitch, config, (config.tile_rows, config.tile_columns)),
-                Buffer("weight"),
-                Buffer("bias", optional=True),
-                tiling.tiles,
-                WeightsReady(("weight", "bias")),
-            ),
+            tiling.channel_blocks * tiling.workers,
+            threads,
+            _map(p, "x", x_size, p.x_pitch, config, tiling.window),
+            _map(p, "y", y_size, p.y_pitch, config, (config.tile_rows, config.tile_columns)),
+            Buffer("weight"),
+            Buffer("bias", optional=True),
+            tiling.tiles,
+            WeightsReady(("weight", "bias")),
             shared_bytes=tiling.shared_bytes,
-            overlap=True,
         )
-        return Recipe((call,))
 
 
 def _map(

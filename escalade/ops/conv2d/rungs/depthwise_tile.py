@@ -11,15 +11,14 @@ from math import log2
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
-from escalade.ops.base.card import RESERVED_SHARED, Card
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.depthwise import overlapped
-from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
-from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.depthwise import Tiles, overlapped
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, fitting_blocks
 from escalade.ops.shared import activation
 
 WARP = 32
@@ -144,11 +143,7 @@ class _Tiling(Tiles):
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        p, c = self.problem, self.config
-        return (
-            (c.tile_rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1,
-            (c.tile_columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1,
-        )
+        return self.problem.window(self.config.tile_rows, self.config.tile_columns)
 
     @cached_property
     def window_bytes(self) -> int:
@@ -330,11 +325,9 @@ def _resident(tiling: _Tiling) -> Iterator[_Tiling]:
     card, c = tiling.card, tiling.config
     if max(tiling.window) > BOX:
         return
-    by_registers = card.registers // (tiling.threads * ceil_div(tiling.held + OTHERS, 8) * 8)
     for stages in (STAGES, 1):
         shared = tiling.shared_bytes_of(stages)
-        by_memory = card.multiprocessor_shared_bytes // (shared + RESERVED_SHARED)
-        blocks = min(by_registers, by_memory, MOST_BLOCKS)
+        blocks = min(fitting_blocks(card, tiling.threads, tiling.held + OTHERS, shared), MOST_BLOCKS)
         if shared > card.shared_bytes or blocks < 1:
             continue
         made = _Tiling(tiling.problem, c.changed(stages=stages, blocks_per_sm=blocks), card)
@@ -352,26 +345,19 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[TileConfig, ...]:
 
 @dataclass(frozen=True)
 class DepthwiseTile(Conv2dRung[TileConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    layouts: tuple[str, ...] = ("nhwc",)
+    takes_groups = True
+    architectures = WITH_WGMMA
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, unit = problem, VECTOR_BYTES // problem.element_bytes
         if p.groups != p.channels or p.filters != p.channels:
             return f"{self.name} takes one filter per channel; depthwise takes several"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
         if p.taps == 1:
             return f"{self.name} needs filters of more than one tap"
         if p.channels % unit:
             return f"{self.name} takes multiples of {unit} channels, not {p.channels}; depthwise takes any"
-        if p.y_pitch and p.residual:
-            return f"{self.name} does not support a residual with a pitched y"
         if not _best_first(p.dense, self.card):
             return (
                 f"{self.name} keeps windows in shared memory; those of {p.filter_height}x{p.filter_width} filters do "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
@@ -43,13 +43,8 @@ class Direct(Conv2dRung[ThreadsConfig]):
     """One thread per output; supports every problem."""
 
     last_resort = True
-
-    @property
-    def supports_prologue(self) -> bool:
-        return True
-
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        return None
+    takes_groups = True
+    supports_prologue = True
 
     def configs(self, problem: Conv2dProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
@@ -90,13 +85,9 @@ class Tiled(Conv2dRung[DirectConfig]):
     """One CTA per tile of outputs, with the optimizations named in `ideas`."""
 
     ideas: tuple[str, ...]
-    layouts: tuple[str, ...] = ("nchw",)
+    layouts: tuple[str, ...] = field(default=("nchw",), kw_only=True)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        if problem.groups != 1:
-            return f"{self.name} takes groups=1, not {problem.groups}; the rung `direct` takes any"
-        if problem.layout not in self.layouts:
-            return f"{self.name} takes layout {' or '.join(self.layouts)}, not {problem.layout}"
         if "constant_weights" in self.ideas and constant_bytes(problem) > CONSTANT_LIMIT:
             return (
                 f"weights and bias take {constant_bytes(problem)} bytes; {self.name} keeps them in constant "
@@ -190,13 +181,13 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Tiled("register_blocking", "a thread keeps 8 pixels x 8 filters in registers",
           "vector_loads", 6.0, _BLOCKED),
     Tiled("nhwc", "channels innermost: inputs and weights are loaded along channels",
-          "register_blocking", 1.0, _BLOCKED, ("nhwc",)),
+          "register_blocking", 1.0, _BLOCKED, layouts=("nhwc",)),
     Tiled("restrict", "pointers are declared __restrict__",
-          ("register_blocking", "nhwc"), 1.0, (*_BLOCKED, "restrict"), _BOTH),
+          ("register_blocking", "nhwc"), 1.0, (*_BLOCKED, "restrict"), layouts=_BOTH),
     Tiled("unrolled", "taps are unrolled, and a row of inputs slides over them in registers", "restrict", 1.5,
-          (*_BLOCKED, "restrict", "unrolled"), _BOTH),
+          (*_BLOCKED, "restrict", "unrolled"), layouts=_BOTH),
     Tiled("tuned", "tile, outputs per thread and chunk of channels are chosen for the problem", "unrolled", 1.2,
-          (*_BLOCKED, "restrict", "unrolled", "tuned"), _BOTH),
+          (*_BLOCKED, "restrict", "unrolled", "tuned"), layouts=_BOTH),
 )  # fmt: skip
 
 

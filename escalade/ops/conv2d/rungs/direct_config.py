@@ -105,9 +105,8 @@ def widest(limit: int, *multiples: int) -> int:
 @lru_cache(4096)
 def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
     p, nhwc = problem, problem.layout == "nhwc"
-    input_rows = (config.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1
-    input_columns = (config.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1
-    window = (config.run - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1
+    input_rows, input_columns = p.window(config.rows, config.columns)
+    window = p.window(1, config.run)[1]
     limit = 16 // p.element_bytes if config.vector else 1
     filter_vector = widest(4, config.outputs_k) if config.vector else 1
     if nhwc:  # a vector of outputs is part of a vector of filters

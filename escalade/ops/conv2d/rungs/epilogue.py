@@ -1,4 +1,4 @@
-"""Epilogue of a convolution on Hopper, and where its results are stored."""
+"""Epilogue of a convolution on Hopper, where its results are stored, and the cost of pointwise expressions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from escalade.device.program import Constant
 from escalade.device.recipe import Ints
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.expressions import Expression
 from escalade.ops.shared import activation
 
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
@@ -47,3 +48,33 @@ class Epilogue:
     @property
     def activation_constants(self) -> dict[str, Constant]:
         return activation.constants(self.relu, self.activation, self.output)
+
+
+SPECIAL_LANES = 16
+"""Special-function results per clock and SM."""
+SPECIAL = {
+    "silu": 1.5,
+    "sigmoid": 2,
+    "exp": 1,
+    "tanh": 2,
+    "gelu": 1.5,
+    "gelu_tanh": 1.5,
+    "mish": 2,
+    "log": 1,
+    "elu": 1,
+}
+"""Special-function instructions per call, for the functions that networks use between layers."""
+PLAIN = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum")
+"""Functions that compile to one instruction."""
+CALL, SPECIAL_CALL = 4.0, 1.0
+"""Instructions per call of any other function, plus those per special function in it."""
+
+
+def activation_cost(text: str) -> tuple[float, float]:
+    """Return instructions and special functions of an expression, estimated; an empty one counts as ReLU."""
+    if not text:
+        return 1.0, 0.0
+    calls = [call.function for call in Expression.parse(text).calls]
+    special = sum(SPECIAL.get(name, 0) for name in calls)
+    plain = sum(name in PLAIN for name in calls)
+    return plain + CALL * (len(calls) - plain) + SPECIAL_CALL * special, special

@@ -220,6 +220,8 @@ T = TypeVar("T", bound=TransformConfig)
 
 
 class _FftRung(Conv2dRung[T]):
+    takes_groups = True
+
     def estimate(self, problem: Conv2dProblem, config: T) -> float:
         tiling = Tiling.of(problem, config.tile)
         launches = len(self.recipe(problem, config).after_packing.steps)

@@ -14,14 +14,12 @@ from escalade.device.recipe import (
     WeightsReady,
     Workspace,
 )
-from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.rungs.preparation import prepare
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance, unsupported
 from escalade.ops.shared import activation
 
 FUSED_CONFIGS = (
@@ -66,21 +64,15 @@ FP8_UNIT = 16
 """FP8 needs multiples of 16 bytes of channels and filters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FusedEpilogue(Conv2dRung[MmaConfig]):
     candidates: tuple[MmaConfig, ...]
-    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...] = ("nhwc",)
     products: int = 1
     """3 if operands are split into two TF32 parts each, for fp32 accuracy."""
-
-    @property
-    def supports_shortcut(self) -> bool:
-        """With three products the second set of accumulators leaves no registers for a shortcut."""
-        return self.products == 1
-
-    @property
-    def quantized_dtypes(self) -> tuple[str, ...]:
-        return tuple(dtype for dtype in QUANTIZED if dtype in self.dtypes)
+    split_rounding = 2.0**-21  # two parts have 22 bits; of a few products, all may have the maximum error
+    takes_groups = True
+    supports_shortcut = True
 
     def refusal(self, problem: Conv2dProblem) -> str | None:
         here = self.card.architecture
@@ -88,15 +80,14 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
             return f"{self.name} supports fp8 on {', '.join(WITH_FP8)}; this GPU is {here}"
         return super().refusal(problem)
 
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.x_pitch and Operands.stored(problem).padded:
             return f"{self.name} pads {problem.channels} channels by a copy, which needs a dense x"
-        if problem.y_pitch and problem.residual:
-            return f"{self.name} does not support a residual with a pitched y"
+        if problem.shortcut_channels and self.products > 1:
+            # The second set of accumulators leaves no registers for it.
+            return f"{self.name} supports no shortcut; this one has {problem.shortcut_channels} channels"
         if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):
             return (
                 f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
@@ -114,7 +105,7 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
             )  # fmt: skip
             if reason := unsupported_reach(shortcut, 256, 4):
                 return reason
-        return unsupported(self.name, self.dtypes, problem, groups=True)
+        return unsupported_reach(problem, 256, 4)
 
     def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
         return best_first(self.candidates, Operands.stored(problem), self.card, may_split=True)
@@ -178,11 +169,6 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
                 Workspace("tickets", tiles * 4, zeroed=True),
             )
         return Recipe((*prepared.steps, product), (*prepared.workspaces, *split_k))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """Split operands have 22 bits each; of a few products, all may have the maximum error."""
-        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
-        return tolerance if self.products == 1 else max(tolerance, 2.0**-21)
 
 
 # Predictions for 128to128_28_k3 at batch 256, 59 GFLOP.

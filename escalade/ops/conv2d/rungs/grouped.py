@@ -8,14 +8,12 @@ from math import lcm
 
 from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import MULTIPLIED
+from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, fitting_blocks, portable_first
 from escalade.ops.shared import activation
 
 UNIT_BYTES = 16
@@ -151,12 +149,8 @@ class _Tiling:
     @cached_property
     def window(self) -> tuple[int, int]:
         """Rows and columns of inputs, of all images."""
-        p = self.problem
-        return (
-            ((self.config.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1)
-            * self.config.images,
-            (self.config.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1,
-        )
+        rows, columns = self.problem.window(self.config.rows, self.config.columns)
+        return rows * self.config.images, columns
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -185,9 +179,8 @@ class _Tiling:
     @property
     def fitting_blocks(self) -> int:
         """CTAs per SM."""
-        by_memory = self.card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
-        by_registers = self.card.registers // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
-        return max(1, min(by_memory, by_registers, 4))
+        threads = self.config.warps * 32
+        return max(1, min(fitting_blocks(self.card, threads, self.registers, self.shared_bytes), 4))
 
     @property
     def conflicts(self) -> float:
@@ -244,7 +237,7 @@ def _pitches(p: Conv2dProblem, columns: int) -> list[int]:
     """Return the smallest pitch, and the next one with which an output row continues in the banks after the row
     above."""
     across, down = p.stride[1], p.stride[0]
-    window = (columns - 1) * across + (p.filter_width - 1) * p.dilation[1] + 1
+    window = p.window(1, columns)[1]
     pitches = range(ceil_div(window, across) * across, window + (BANKS + 1) * across, across)
     seamless = [pitch for pitch in pitches if (pitch * down - columns) % BANKS == 0]
     return list(dict.fromkeys((pitches[0], *seamless[:1])))
@@ -272,22 +265,19 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[GroupedConfig, ...]:
     found = sorted(_candidates(p, card), key=lambda config: _Tiling(p, config, card).clocks)
-    small = (config for config in found if _Tiling(p, config, card).shared_bytes <= MIN_SHARED)
-    default = next(small, found[0] if found else None)
-    others = [config for config in found if config is not default]
-    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
+    return portable_first(found, lambda config: _Tiling(p, config, card).shared_bytes, MOST_CONFIGS)
 
 
 @dataclass(frozen=True)
 class Grouped(Conv2dRung[GroupedConfig]):
+    layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = 2.0**-21  # split operands have 22 bits each
+    takes_groups = True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if p.groups == 1:
             return f"{name} needs more than one group; fused_epilogue takes groups=1"
-        if p.layout != "nhwc":
-            return f"{name} takes layout nhwc, not {p.layout}"
-        if p.dtype not in MULTIPLIED:
-            return f"{name} takes {', '.join(MULTIPLIED)}, not {p.dtype}"
         bundle = _Bundle.of(p)
         if p.groups % bundle.groups:
             return (
@@ -332,11 +322,6 @@ class Grouped(Conv2dRung[GroupedConfig]):
             overlap=True,
         )
         return Recipe((call,))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """In TF32 as other products of tensor cores; split operands have 22 bits each."""
-        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
-        return max(tolerance, 2.0**-21) if _products(problem) > 1 else tolerance
 
 
 # Prediction for 128to128_56_k3s1g32 at batch 256 in fp16 (ResNeXt-50 32x4d), 7.4 GFLOP and 411 MB.

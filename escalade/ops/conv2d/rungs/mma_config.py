@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.program import Constant, Macro, Type
-from escalade.ops.base.card import MIN_SHARED, Card
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs.rung import portable_first
 
 MOST_SPLITS = 32
+MOST_CONFIGS = 24
 LATENCY = 1200
 """Clocks of two L2 round trips (estimate): of the first copies and the last stores, or of a partial sum and its
 ticket."""
@@ -169,10 +171,8 @@ def best_first(
     whole = [config for config in candidates if config.valid(operands, card)]
     valid = whole + [split for config in whole if may_split for split in _splits(config, operands, card)]
     costs = {config: config.cost(operands, card) for config in valid}
-    small = [config for config in valid if config.shared_bytes <= MIN_SHARED]
-    default = min(small, key=lambda config: costs[config])
-    others = sorted((config for config in valid if config != default), key=lambda config: costs[config])
-    return (default, *others[:23])
+    ordered = sorted(valid, key=lambda config: costs[config])
+    return portable_first(ordered, lambda config: config.shared_bytes, MOST_CONFIGS)
 
 
 def _splits(config: MmaConfig, operands: Operands, card: Card) -> list[MmaConfig]:

@@ -9,14 +9,13 @@ from functools import lru_cache
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES
+from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, fitting_blocks, portable_first
 from escalade.ops.shared import activation
 
 WARPS = 4
@@ -88,8 +87,7 @@ class _Tiling:
     def window(self) -> int:
         """Bytes of the window of a tile."""
         p, c = self.problem, self.config
-        rows = (c.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1
-        columns = (c.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1
+        rows, columns = p.window(c.rows, c.columns)
         return rows * columns * (p.channels * p.element_bytes + _gap_bytes(p))
 
     @property
@@ -110,9 +108,7 @@ class _Tiling:
 
     def fitting_blocks(self, card: Card) -> int:
         """Return the CTAs per SM."""
-        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
-        by_registers = card.registers // (WARPS * 32 * ceil_div(self.registers, 8) * 8)
-        return max(1, min(by_memory, by_registers, 8))
+        return max(1, min(fitting_blocks(card, WARPS * 32, self.registers, self.shared_bytes), 8))
 
     def clocks(self, card: Card) -> float:
         """Estimate the clocks of the busiest SM: copies, shared-memory reads and stores share one unit, which overlaps
@@ -211,31 +207,22 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
                 config = replace(config, blocks_per_sm=tiling.fitting_blocks(card))
                 found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
-    small = (config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED)
-    default = next(small, ordered[0] if ordered else None)
-    others = [config for config in ordered if config is not default]
-    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
+    return portable_first(ordered, lambda config: _Tiling(p, config).shared_bytes, MOST_CONFIGS)
 
 
 @dataclass(frozen=True)
 class Ragged(Conv2dRung[RaggedConfig]):
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = 2.0**-21  # split operands have 22 bits each
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if reason := self.only_nhwc(p):
-            return reason
-        if p.dtype not in MULTIPLIED:
-            return f"{name} takes {', '.join(MULTIPLIED)}, not {p.dtype}"
         if p.channels * p.element_bytes % VECTOR_BYTES == 0 and p.filters > FEW_FILTERS:
             return (
                 f"{name} takes channels that are no multiple of {VECTOR_BYTES} bytes, or up to {FEW_FILTERS} filters, "
                 f"not {p.channels} and {p.filters}; fused_epilogue takes them"
             )
-        if p.y_pitch and p.residual:
-            return f"{self.name} does not support a residual with a pitched y"
         if p.batch < 1:
             return f"{name} needs a batch of at least 1"
         if _steps(p) > MOST_STEPS or not _best_first(_flat(p).dense, self.card):
@@ -291,11 +278,6 @@ class Ragged(Conv2dRung[RaggedConfig]):
             overlap=True,
         )
         return Recipe((packing, product), (Workspace("packed_weight", packed),))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """TF32 as on other tensor-core rungs; split operands have 22 bits each."""
-        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
-        return max(tolerance, 2.0**-21) if _products(problem) > 1 else tolerance
 
 
 # Prediction for 50to75_56_k1s1 at batch 32 in fp16, 0.75 GFLOP and 25 MB.

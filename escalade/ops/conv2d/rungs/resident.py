@@ -7,18 +7,16 @@ from functools import cached_property, lru_cache
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady, Workspace
-from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.conv2d.rungs.epilogue import SPECIAL_LANES, activation_cost
+from escalade.ops.conv2d.rungs.rung import Conv2dRung, fitting_blocks, portable_first
 from escalade.ops.shared import activation, prologue
 
-DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
 """Bytes of a pixel's channels per channel block: 16 for each of four lanes."""
 PIXELS, FILTERS = 8, 16
@@ -121,9 +119,7 @@ class _Tiling:
     def fitting_blocks(self, card: Card) -> int:
         """Return the CTAs that fit on an SM."""
         threads = self.config.warps * 32
-        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
-        by_registers = card.registers // (threads * ceil_div(self.registers, 8) * 8)
-        return min(by_memory, by_registers, MOST_THREADS // threads)
+        return min(fitting_blocks(card, threads, self.registers, self.shared_bytes), MOST_THREADS // threads)
 
     @cached_property
     def tiles(self) -> int:
@@ -215,28 +211,19 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
                     if fitting:
                         found[config.changed(blocks_per_sm=fitting)] = tiling.clocks(card, fitting)
     ordered = sorted(found, key=lambda config: found[config])
-    small = (config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED)
-    default = next(small, ordered[0] if ordered else None)
-    others = [config for config in ordered if config is not default]
-    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
+    return portable_first(ordered, lambda config: _Tiling(p, config).shared_bytes, MOST_CONFIGS)
 
 
 @dataclass(frozen=True)
 class Resident(Conv2dRung[ResidentConfig]):
-    @property
-    def supports_prologue(self) -> bool:
-        return True
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    layouts: tuple[str, ...] = ("nhwc",)
+    supports_prologue = True
+    split_rounding = 0.0  # fp32 is not supported
+    pitched_buffers = ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if reason := self.only_nhwc(p):
-            return reason
-        if p.dtype not in DTYPES:
-            return f"{name} takes {', '.join(DTYPES)}, not {p.dtype}"
         if p.taps > 1 or p.padding != (0, 0):
             return f"{name} takes 1x1 filters without padding; overlapped_store takes others"
         if _row_bytes(p) % VECTOR_BYTES or p.filters * p.element_bytes % VECTOR_BYTES:
@@ -244,8 +231,6 @@ class Resident(Conv2dRung[ResidentConfig]):
                 f"{name} moves {VECTOR_BYTES} bytes at once, which do not divide {p.channels} channels or "
                 f"{p.filters} filters of {p.element_bytes} bytes; ragged takes any"
             )
-        if p.y_pitch and p.residual:
-            return f"{name} does not support a residual with a pitched y"
         if p.batch < 1:
             return f"{name} needs a batch of at least 1"
         if not _best_first(p.dense, self.card):
@@ -304,9 +289,6 @@ class Resident(Conv2dRung[ResidentConfig]):
             ),
         )
         return Recipe(steps, (Workspace("packed_weight", packed),))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return product_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 # Predictions for 16to96_112_k1s1 at batch 32 in fp16 with SiLU, 1.2 GFLOP and 90 MB.

@@ -15,12 +15,10 @@ from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.arguments import Geometry
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
-from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")
 FILTERS = 64
 """Filters per warp."""
 STEP = 8
@@ -87,8 +85,6 @@ class Bands(Geometry):
         return across * self.pixel_words
 
     def unsupported(self, name: str) -> str | None:
-        if self.dtype not in DTYPES:
-            return f"{name} takes {', '.join(DTYPES)}, not {self.dtype}"
         if self.words > MOST_WORDS:
             return (
                 f"{name} takes taps times channels of up to {MOST_WORDS} words of 4 bytes; "
@@ -180,7 +176,6 @@ def launch(
     epilogue: Epilogue,
     flipped: bool,
     buffers: tuple[Argument, ...],
-    lane: int = 0,
 ) -> KernelCall:
     """Return the launch over x, weights, bias, residual or mask, y, and argmax indices."""
     assert isinstance(config, SkinnyConfig)
@@ -200,7 +195,6 @@ def launch(
         (*buffers, shape),
         shared_bytes=config.shared_bytes(w),
         overlap=True,
-        lane=lane,
     )
 
 
@@ -212,13 +206,11 @@ def microseconds(w: Bands, config: Config, card: Card, moved: float) -> float:
 
 @dataclass(frozen=True)
 class Skinny(Conv2dRung):
-    @property
-    def supports_pool(self) -> bool:
-        return True
+    layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = SPLIT_ROUNDING
+    supports_pool = True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        if reason := self.only_nhwc(problem):
-            return reason
         return Bands.of(problem).unsupported(self.name)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
@@ -231,10 +223,6 @@ class Skinny(Conv2dRung):
         epilogue = Epilogue.of(problem)
         buffers = (*arguments.tensors(), Buffer("places", optional=True))
         return Recipe((launch(Bands.of(problem), config, self.card, epilogue, False, buffers),))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
-        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # Prediction for 3to256_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.

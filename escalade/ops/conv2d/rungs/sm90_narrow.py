@@ -8,16 +8,16 @@ from functools import lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
-from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.rungs.wgmma_conv import ROW_BYTES, Windows
 from escalade.ops.conv2d.rungs.window_tiling import MOST_IN_BOX, WIDTHS
 from escalade.ops.shared import activation
 
@@ -96,13 +96,8 @@ class _Tiling:
         return next((width for width in WIDTHS if width >= columns), 0)
 
     @property
-    def reach(self) -> tuple[int, int]:
-        p = self.problem
-        return (p.filter_height - 1) * p.dilation[0], (p.filter_width - 1) * p.dilation[1]
-
-    @property
     def window(self) -> tuple[int, int]:
-        return self.rows + self.reach[0], self.columns + self.reach[1]
+        return self.problem.window(self.rows, self.columns)
 
     @property
     def window_bytes(self) -> int:
@@ -124,7 +119,7 @@ class _Tiling:
 
     @property
     def stage_bytes(self) -> int:
-        read = (self.blocks * BLOCK + self.reach[0] * self.window[1]) * ROW_BYTES
+        read = (self.blocks * BLOCK + self.problem.reach[0] * self.window[1]) * ROW_BYTES
         return ceil_div(max(read, self.window_bytes), 1024) * 1024
 
     @property
@@ -215,21 +210,15 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
 @dataclass(frozen=True)
 class Narrow(Conv2dRung[NarrowConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    layouts: tuple[str, ...] = ("nhwc",)
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    architectures = WITH_WGMMA
+    pitched_buffers = ("x", "y")
+    supports_pitched_residual = True
+    truncates = True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if reason := self.only_nhwc(p):
-            return reason
-        if p.dtype not in self.dtypes:
-            return f"{name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         if p.filter_width == 1:
             return f"{name} needs a filter wider than 1; use resident for {p.name}"
         if p.stride != (1, 1):
@@ -260,7 +249,7 @@ class Narrow(Conv2dRung[NarrowConfig]):
         tiling = _Tiling(p, config.rows, config.columns, config.parts)
         conversions = [rounded("weight", p.filters * p.taps, p.channels)] if p.dtype == "tf32" else []
         weight = Buffer(conversions[0].name if conversions else "weight")
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_narrow.cu",
                 constants=activation.constants_of(p),
@@ -270,25 +259,19 @@ class Narrow(Conv2dRung[NarrowConfig]):
                 config=config,
                 vector=_vector(p),
             ),
-            (min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts, 1, 1),
-            (config.consumers * CONSUMER_THREADS, 1, 1),
-            (
-                windows.window_map(Buffer("x"), tiling.window[1], tiling.window[0]),
-                windows.weight_map(weight, p.filters, tiling.padded),
-                Buffer("bias", optional=True),
-                Buffer("residual", optional=True),
-                Buffer("y"),
-                arguments.shape(p),
-                WeightsReady((weight.name,)),
-                ReleaseDependents(),
-            ),
+            min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts,
+            config.consumers * CONSUMER_THREADS,
+            windows.window_map(Buffer("x"), tiling.window[1], tiling.window[0]),
+            windows.weight_map(weight, p.filters, tiling.padded),
+            Buffer("bias", optional=True),
+            Buffer("residual", optional=True),
+            Buffer("y"),
+            arguments.shape(p),
+            WeightsReady((weight.name,)),
+            ReleaseDependents(),
             shared_bytes=tiling.shared_bytes(config.consumers, config.stages),
-            overlap=True,
         )
         return Recipe((*(one.step for one in conversions), call), tuple(one.workspace for one in conversions))
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

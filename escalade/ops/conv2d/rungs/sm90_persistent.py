@@ -20,19 +20,26 @@ from escalade.device.recipe import (
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.batch_norm_backward import MASKS
 from escalade.ops.batch_statistics import merge_moments
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.epilogue import ONE_PHASE, UNPLACED, Epilogue, phase_count
+from escalade.ops.conv2d.rungs.epilogue import (
+    ONE_PHASE,
+    SPECIAL_LANES,
+    UNPLACED,
+    activation_cost,
+    phase_count,
+)
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
-from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
-from escalade.ops.conv2d.rungs.tma_windows import (
+from escalade.ops.conv2d.rungs.sm90_wgmma import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
+from escalade.ops.conv2d.rungs.wgmma_conv import (
     MN_MAJOR_FILTERS,
     PERMUTED_FILTERS,
     ROW_BYTES,
+    WgmmaConv,
     Windows,
     shortcut_shape,
 )
@@ -255,33 +262,25 @@ class PromotedConfig(PersistentConfig):
 
 
 def product(
-    windows: Windows,
-    filters: int,
+    conv: WgmmaConv,
     config: PersistentConfig,
-    epilogue: Epilogue,
     card: Card,
     *,
-    x: str = "x",
-    weight: str = "weight",
-    residual: str = "residual",
-    shortcut: Windows | None = None,
-    shortcut_weight: str = "shortcut_weight",
-    placement: Ints = UNPLACED,
     phases: Ints = ONE_PHASE,
-    y_pitch: int = 0,
     pool: tuple[int, int] = (1, 1),
     places: bool = False,
     statistics: bool = False,
     norm: str = "",
-    lane: int = 0,
 ) -> KernelCall:
-    """Return the launch of y = epilogue(sum over taps and channels of x's windows times weight
-    [filters][taps][channels]).
+    """Return the launch over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y.
 
     With `statistics` the buffer `partial` receives the moments of `partial_sums` groups of results; with `norm`, one of
     `MASKS`, y is the gradient of a normalization's result, and `partial` receives the sums for its own gradients. With
     several sub-pixel phases, windows and placement are what all of them have in common.
     """
+    windows, filters, epilogue, shortcut, placement = (
+        conv.windows, conv.filters, conv.epilogue, conv.shortcut, conv.placement
+    )  # fmt: skip
     output_bytes = ELEMENT_BYTES[epilogue.output]
     permuted = output_bytes == 1 and config.may_permute and filters % config.filters == 0
     program = Program.of(
@@ -295,20 +294,20 @@ def product(
         shortcut=shortcut,
         placed=placement != UNPLACED,
         phases=phase_count(phases),
-        y_pitch=y_pitch,
+        y_pitch=conv.y_pitch,
         pool=pool,
         places=places,
         statistics=statistics,
         norm=("", *MASKS).index(norm),
         permuted=permuted,
     )
-    pixel_map = windows.pixel_map(Buffer(x), config.pixels)
+    pixel_map = windows.pixel_map(Buffer("x"), config.pixels)
     weight_box = config.filters // config.cluster
-    weight_map = windows.weight_map(Buffer(weight), filters, weight_box, permuted=permuted)
+    weight_map = windows.weight_map(Buffer("weight"), filters, weight_box, permuted=permuted)
     maps: list[TensorMap] = [pixel_map, weight_map]
     if shortcut is not None:
         maps.append(shortcut.pixel_map(Buffer("shortcut"), config.pixels))
-        maps.append(shortcut.weight_map(Buffer(shortcut_weight), filters, weight_box, permuted=permuted))
+        maps.append(shortcut.weight_map(Buffer("shortcut_weight"), filters, weight_box, permuted=permuted))
     else:
         maps += [pixel_map, weight_map]
 
@@ -322,41 +321,37 @@ def product(
         if pool != (1, 1) and buffer == "y":
             return pixel_map
         box = (ROW_BYTES // output_bytes, PANEL)
-        strides = (y_pitch * output_bytes,) if y_pitch and buffer == "y" else ()
+        strides = (conv.y_pitch * output_bytes,) if conv.y_pitch and buffer == "y" else ()
         return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box, strides=strides)
 
-    maps += [panel_map(residual if epilogue.aux else "y"), panel_map("y")]
+    maps += [panel_map("residual" if epilogue.aux else "y"), panel_map("y")]
     group = config.cluster * config.splits
     clusters = config.clusters(windows.pixels, filters, card, phase_count(phases))
     if statistics or norm:
         across = ceil_div(filters, config.filters)
         clusters = clusters // across * across
-    return KernelCall(
+    return kernel_call(
         program,
-        (clusters * group, 1, 1),
-        (THREADS, 1, 1),
-        (
-            *maps,
-            Buffer("bias", optional=True),
-            Buffer("scale", optional=True),
-            Buffer("scales", optional=True),
-            Buffer(residual, optional=True),
-            Buffer("y"),
-            Buffer("places", optional=True),
-            windows.shape(filters),
-            shortcut_shape(shortcut),
-            placement,
-            phases,
-            WeightsReady((weight, shortcut_weight)),
-            ReleaseDependents(),
-            y_pitch,
-            Buffer("partial", optional=True),
-            NORM,
-        ),
+        clusters * group,
+        THREADS,
+        *maps,
+        Buffer("bias", optional=True),
+        Buffer("scale", optional=True),
+        Buffer("scales", optional=True),
+        Buffer("residual", optional=True),
+        Buffer("y"),
+        Buffer("places", optional=True),
+        windows.shape(filters),
+        shortcut_shape(shortcut),
+        placement,
+        phases,
+        WeightsReady(("weight", "shortcut_weight")),
+        ReleaseDependents(),
+        conv.y_pitch,
+        Buffer("partial", optional=True),
+        NORM,
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
-        overlap=True,
-        lane=lane,
     )
 
 
@@ -382,20 +377,17 @@ class Persistent(HopperRung[PersistentConfig]):
     candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
-
-    @property
-    def supports_pool(self) -> bool:
-        return all(config.buffers for config in self.candidates)
-
-    @property
-    def supports_statistics(self) -> bool:
-        return all(config.buffers and config.cluster == 1 for config in self.candidates)
+    pitched_buffers = ("x", "y")
+    supports_pitched_residual = True
+    supports_pool = True
+    supports_statistics = True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        reason = super().limits(problem)
+        staged = all(config.buffers for config in self.candidates)
+        if problem.pools and not staged:
+            return f"{self.name} supports no pool, not {problem.pool}"
+        if problem.statistics and not (staged and all(config.cluster == 1 for config in self.candidates)):
+            return f"{self.name} does not compute mean and variance of its results; batch_statistics does"
         if problem.statistics and (problem.residual or problem.y_pitch or problem.shortcut_channels):
             return f"{self.name} computes statistics of results without residual, shortcut and pitch"
         if problem.pools and not _panels_have_windows(problem):
@@ -405,8 +397,9 @@ class Persistent(HopperRung[PersistentConfig]):
             )
         if problem.x_pitch and copied_channels(problem) != problem.channels:
             return f"{self.name} pads {problem.channels} channels by a copy, which needs a dense x"
-        if problem.y_pitch and problem.residual and not all(config.buffers for config in self.candidates):
+        if problem.y_pitch and problem.residual and not staged:
             return f"{self.name} does not support a residual with a pitched y"
+        reason = super().limits(problem)
         if reason is None and not self.configs(problem):
             return f"{self.name} has no tile for {problem.name}"
         return reason
@@ -459,29 +452,24 @@ class Persistent(HopperRung[PersistentConfig]):
     def recipe(self, problem: Conv2dProblem, config: PersistentConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)
         call = product(
-            Windows.of(prepared.shape),
-            p.filters,
+            replace(WgmmaConv.of(p), windows=Windows.of(prepared.shape)),
             config,
-            Epilogue.of(p),
             self.card,
-            x=prepared.x.name,
-            weight=prepared.weight.name,
-            shortcut=Windows.of_shortcut(p) if p.shortcut_channels else None,
-            shortcut_weight=prepared.shortcut_weight.name,
-            y_pitch=p.y_pitch,
             pool=p.pool,
             places=p.places,
             statistics=p.statistics is not None,
         )
+        converted = {"x": prepared.x, "weight": prepared.weight, "shortcut_weight": prepared.shortcut_weight}
+        products = Recipe((call,)).remap(converted).steps
         if p.statistics is None:
-            return Recipe((*prepared.steps, call), prepared.workspaces)
+            return Recipe((*prepared.steps, *products), prepared.workspaces)
         merge, partial = merge_moments(
             p.statistics,
             partial_sums(call, p.filters, config),
             config.warpgroup_tile[0],
             Buffer("statistics", optional=True),
         )
-        return Recipe((*prepared.steps, call, merge), (*prepared.workspaces, partial))
+        return Recipe((*prepared.steps, *products, merge), (*prepared.workspaces, partial))
 
     def estimate(self, problem: Conv2dProblem, config: PersistentConfig) -> float:
         """Add the launch that merges statistics."""

@@ -26,10 +26,9 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
+from escalade.ops.conv2d.rungs.epilogue import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, CUT_OFF
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
 from escalade.ops.shared import activation
 
 WIDTHS = (32, 64, 112, 128)
@@ -139,8 +138,7 @@ class _Tiling:
         """Rows and columns of a window. Columns are a multiple of 16 bytes; the planes of the four channels that a warp
         loads at once start in banks that are 8 apart, if a few more rows or columns can achieve that."""
         p = self.problem
-        taps = p.filter_height, p.filter_width
-        rows, columns = ((self.tile[d] - 1) * p.stride[d] + (taps[d] - 1) * p.dilation[d] + 1 for d in (0, 1))
+        rows, columns = p.window(*self.tile)
         columns = ceil_div(columns + self.shift, 4) * 4
         wanted = (8, 24) if p.stride[1] == 1 else (16,)
         padded = (
@@ -275,10 +273,6 @@ class Transposed:
 def planes_refusal(name: str, problem: Conv2dProblem, card: Card) -> str | None:
     """Return why the kernel does not support a convolution."""
     p = problem
-    if p.layout != "nchw" or p.dtype != "tf32":
-        return f"{name} takes tf32 in nchw, not {p.dtype} in {p.layout}"
-    if p.groups != 1:
-        return f"{name} takes groups=1, not {p.groups}"
     if p.pools and (p.pool != (2, 2) or p.places or p.residual):
         return f"{name} takes pools of 2x2 pixels without places and residual, not {p.name}"
     if max(p.stride) > MOST_STRIDE:
@@ -367,23 +361,15 @@ def planes_recipe(
 
 @dataclass(frozen=True)
 class Planes(Conv2dRung[PlanesConfig]):
+    dtypes: tuple[str, ...] = ("tf32",)
+    layouts: tuple[str, ...] = ("nchw",)
     intended_spill: ClassVar = SPILL
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    @property
-    def supports_vectors(self) -> bool:
-        return True
-
-    @property
-    def supports_pool(self) -> bool:
-        return True
-
-    @property
-    def supports_mean(self) -> bool:
-        return True
+    architectures = WITH_WGMMA
+    supports_vectors = True
+    supports_pool = True
+    supports_mean = True
+    truncates = True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         return planes_refusal(self.name, problem, self.card)
@@ -396,9 +382,6 @@ class Planes(Conv2dRung[PlanesConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: PlanesConfig) -> Recipe:
         return planes_recipe(problem, config, self.card, None, "residual")
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -14,8 +14,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.preparation import Conversion
-from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows, shortcut_shape
-from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
+from escalade.ops.conv2d.rungs.wgmma_conv import ROW_BYTES, WgmmaConv, WgmmaConvRung, Windows, shortcut_shape
 
 K_TILE = ROW_BYTES // 4
 """Channels per k-tile: a row of x, or of both halves of the weights."""
@@ -151,25 +150,15 @@ def _split_weights(conv: WgmmaConv) -> KernelCall:
 
 @dataclass(frozen=True)
 class WgmmaSplit(WgmmaConvRung[SplitConfig]):
+    dtypes: tuple[str, ...] = ("fp32",)
+    split_rounding = 2.0**-21  # two halves have 22 bits; of a few products, all may have the maximum error
     launches: ClassVar[int] = 2
 
-    @property
-    def scales_across_batch(self) -> bool:
-        return True
-
-    @property
-    def supports_shortcut(self) -> bool:
-        return True
-
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("y",)
+    scales_across_batch = True
+    supports_shortcut = True
+    pitched_buffers = ("y",)
 
     def conv_limits(self, conv: WgmmaConv) -> str | None:
-        if conv.y_pitch and conv.epilogue.residual:
-            return f"{self.name} does not support a residual with a pitched y"
-        if conv.windows.dtype != "fp32":
-            return f"{self.name} supports fp32, not {conv.windows.dtype}"
         if conv.shortcut and (reason := conv.shortcut.unsupported(self.name)):
             return reason
         return conv.windows.unsupported(self.name)
@@ -220,10 +209,6 @@ class WgmmaSplit(WgmmaConvRung[SplitConfig]):
                 *(workspace for one in images for workspace in one.workspaces),
             ),
         )
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """Two halves have 22 bits; of a few products, all may have the maximum error."""
-        return max(super().tolerance(problem, peer_error), 2.0**-21)
 
 
 def _weight_map(conv: WgmmaConv, config: SplitConfig) -> TiledMap:

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, ReleaseDependents, TiledMap, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.epilogue import UNPLACED
+from escalade.ops.conv2d.rungs.epilogue import SPECIAL_LANES, UNPLACED, activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, Conversion, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PIECE_BYTES
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
-from escalade.ops.conv2d.rungs.tma_windows import Windows
-from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, Windows
 from escalade.ops.conv2d.rungs.window_tiling import (
     FILTERS,
     ROW_BYTES,
@@ -204,9 +202,9 @@ def _best_first(conv: WgmmaConv, card: Card) -> tuple[StreamedConfig, ...]:
 
 @dataclass(frozen=True)
 class StreamedWindow(WindowRung[StreamedConfig]):
-    @property
-    def supports_shortcut(self) -> bool:
-        return True
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    supports_shortcut = True
+    truncates = True
 
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         if reason := super().conv_limits(conv):
@@ -242,36 +240,30 @@ class StreamedWindow(WindowRung[StreamedConfig]):
         maps = tiling.window_map, tiling.weight_map(weight)
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, self.card.multiprocessors)
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_streamed_window.cu",
                 constants=conv.epilogue.activation_constants,
                 tiling=tiling,
                 config=config,
             ),
-            (blocks * config.splits, 1, 1),
-            (THREADS, 1, 1),
-            (
-                *maps,
-                *(_shortcut_maps(tiling, conv.shortcut, shortcut_weight) if conv.shortcut else maps),
-                *tiling.panel_maps,
-                Buffer("bias", optional=True),
-                Buffer("y"),
-                tiling.shape,
-                WeightsReady((weight.name,)),
-                ReleaseDependents(),
-            ),
+            blocks * config.splits,
+            THREADS,
+            *maps,
+            *(_shortcut_maps(tiling, conv.shortcut, shortcut_weight) if conv.shortcut else maps),
+            *tiling.panel_maps,
+            Buffer("bias", optional=True),
+            Buffer("y"),
+            tiling.shape,
+            WeightsReady((weight.name,)),
+            ReleaseDependents(),
             shared_bytes=_shared_bytes(tiling, config.windows, config.tap_stages, config.splits),
             cluster=(config.splits, 1, 1),
-            overlap=True,
         )
         return Recipe(
             (*(one.step for one in conversions.values()), call),
             tuple(one.workspace for one in conversions.values()),
         )
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
@@ -283,6 +275,5 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         # 256to256_14_k3 at batch 32. overlapped_store: 98 tiles of 36 k-tiles, which L2 delivers in 630 cycles each,
         # are 22,700 cycles; here 128 tiles of 4 windows and 9 taps of 448 cycles are 16,100.
         predicted_gain=1.4,
-        dtypes=("fp16", "bf16", "tf32"),
     ),
 )

@@ -1,21 +1,75 @@
-"""Implicit GEMM in NHWC by TMA and wgmma."""
+"""Implicit GEMM in NHWC by TMA im2col copies and wgmma, and the base class of the rungs that do so."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program, Type
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.launch import kernel_call
+from escalade.ops.base.rung import C, Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.preparation import prepare_for_copies
-from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
-from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, copied_channels, prepare_for_copies
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.wgmma_conv import ROW_BYTES, Windows
 from escalade.ops.shared import activation
+
+K_TILE_RATE = 32
+"""Pixels times filters per cycle and SM for one k-tile (128 bytes of k), in any dtype."""
+PROMOTE_K_TILES = {"fp8": (2, 1)}
+"""Choices of k-tiles summed in the tensor cores before promotion to fp32 registers, where accumulators have fewer bits
+than fp32. FP8 keeps about 14: fp16 results that round to within 2.0e-4 are off by 2.4e-4 with one k-tile, 2.9e-4 with
+two and 4.0e-4 with four. Results in FP8 round to within 3e-2, so that they need no promotion."""
+
+
+@lru_cache(1024)
+def k_tiles_of(problem: Conv2dProblem) -> int:
+    """Return the k-tiles per output tile."""
+    shortcut = Windows.of_shortcut(problem).k_tiles if problem.shortcut_channels else 0
+    return Windows.of(problem).k_tiles + shortcut
+
+
+@dataclass(frozen=True)
+class HopperRung(Conv2dRung[C]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32", "fp8")
+    layouts: tuple[str, ...] = ("nhwc",)
+
+    architectures = WITH_WGMMA
+    truncates = True
+    supports_shortcut = True
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p = problem
+        copied = COPY_BYTES // p.element_bytes
+        if p.is_quantized and p.channels % copied:
+            return f"{self.name} takes multiples of {copied} channels in {p.dtype}, not {p.channels}"
+        if p.shortcut_channels % copied:
+            return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
+        reason = Windows.of(p).unsupported(self.name)
+        if reason is None and p.shortcut_channels:
+            reason = Windows.of_shortcut(p).unsupported(self.name)
+        return reason
+
+    @abstractmethod
+    def clocks(self, problem: Conv2dProblem, config: C) -> float: ...
+
+    def estimate(self, problem: Conv2dProblem, config: C) -> float:
+        """Add the launch that pads channels, if TMA cannot copy them as they are."""
+        p, channels = problem, copied_channels(problem)
+        main = self.card.microseconds(self.clocks(p, config), p.traffic)
+        if channels == p.channels:
+            return main
+        return main + self.card.microseconds(
+            0, p.batch * p.height * p.width * (p.channels + channels) * p.element_bytes
+        )
+
 
 TILE_CYCLES = 2000.0
 """Cycles to fill the pipeline and to store, hidden only by another CTA on the SM."""
@@ -113,7 +167,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 shortcut.pixel_map(Buffer("shortcut"), config.pixels),
                 shortcut.weight_map(prepared.shortcut_weight, p.filters, config.filters),
             )
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
                 "conv2d/sm90_wgmma.cu",
                 constants=activation.constants_of(p),
@@ -123,21 +177,18 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 config=config,
                 promote_slabs=min(PROMOTE_K_TILES.get(p.dtype, (0,))),
             ),
-            (config.tiles(p), 1, 1),
-            (config.threads, 1, 1),
-            (
-                *maps,
-                *shortcut_maps,
-                Buffer("bias", optional=True),
-                Buffer("scale", optional=True),
-                Buffer("scales", optional=True),
-                Buffer("residual", optional=True),
-                Buffer("y"),
-                arguments.shape(prepared.shape),
-                arguments.shortcut_shape(p),
-            ),
+            config.tiles(p),
+            config.threads,
+            *maps,
+            *shortcut_maps,
+            Buffer("bias", optional=True),
+            Buffer("scale", optional=True),
+            Buffer("scales", optional=True),
+            Buffer("residual", optional=True),
+            Buffer("y"),
+            arguments.shape(prepared.shape),
+            arguments.shortcut_shape(p),
             shared_bytes=config.shared_bytes,
-            overlap=True,
         )
         return Recipe((*prepared.steps, call), prepared.workspaces)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
@@ -106,10 +107,6 @@ def _fitting(conv: WgmmaConv) -> Iterator[Tiling]:
 class Window(WindowRung[WindowConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "int8")
 
-    @property
-    def quantized_dtypes(self) -> tuple[str, ...]:
-        return ("int8",)
-
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         if reason := super().conv_limits(conv):
             return reason
@@ -141,25 +138,21 @@ class Window(WindowRung[WindowConfig]):
     def conv_recipe(self, conv: WgmmaConv, config: WindowConfig) -> Recipe:
         tiling = Tiling(conv, config.rows, config.columns)
         generated = conv.epilogue.activation_constants
-        call = KernelCall(
+        return launch(
             Program.of("conv2d/sm90_window.cu", constants=generated, tiling=tiling, config=config),
-            (_blocks(tiling, self.card) * tiling.filter_tiles, 1, 1),
-            (THREADS, 1, 1),
-            (
-                tiling.window_map,
-                tiling.weight_map(Buffer("weight")),
-                *tiling.panel_maps,
-                Buffer("bias", optional=True),
-                tiling.shape,
-                WeightsReady(),
-                ReleaseDependents(),
-                Buffer("scale", optional=True),
-                Buffer("scales", optional=True),
-            ),
+            _blocks(tiling, self.card) * tiling.filter_tiles,
+            THREADS,
+            tiling.window_map,
+            tiling.weight_map(Buffer("weight")),
+            *tiling.panel_maps,
+            Buffer("bias", optional=True),
+            tiling.shape,
+            WeightsReady(),
+            ReleaseDependents(),
+            Buffer("scale", optional=True),
+            Buffer("scales", optional=True),
             shared_bytes=_shared_bytes(tiling, config.stages),
-            overlap=True,
         )
-        return Recipe((call,))
 
 
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (

@@ -18,6 +18,10 @@ RATE = 370e6
 
 @dataclass(frozen=True)
 class AsStem(Conv2dRung[StreamedConfig]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16")
+    layouts: tuple[str, ...] = ("nhwc",)
+    supports_residual = False
+
     @property
     def inner(self) -> Streamed:
         rung = Stem.ladder.rung("streamed").on(self.card)
@@ -30,14 +34,8 @@ class AsStem(Conv2dRung[StreamedConfig]):
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
-        if p.groups != 1 or p.dilation != (1, 1):
-            return f"{self.name} takes groups=1 and dilation 1, not {p.groups} and {p.dilation}"
-        if p.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {p.layout}"
-        if p.dtype not in ("fp16", "bf16"):
-            return f"{self.name} takes fp16 and bf16, not {p.dtype}"
-        if p.residual:
-            return f"{self.name} does not support a residual"
+        if p.dilation != (1, 1):
+            return f"{self.name} takes dilation 1, not {p.dilation}"
         if p.batch < 1:
             return f"{self.name} needs a batch of at least 1"
         try:

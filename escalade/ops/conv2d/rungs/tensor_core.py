@@ -11,8 +11,8 @@ from escalade.device.recipe import (
     KernelCall,
     Recipe,
 )
-from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -31,55 +31,37 @@ PLAIN_CONFIGS = (
 )
 
 
-def unsupported(
-    rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem, groups: bool = False
-) -> str | None:
-    """Return why a tensor-core rung for NHWC does not support the problem; `groups` if it supports several."""
-    if problem.groups != 1 and not groups:
-        return f"{rung} takes groups=1, not {problem.groups}"
-    if problem.layout != "nhwc":
-        return f"{rung} takes layout nhwc, not {problem.layout}"
-    if problem.dtype not in dtypes:
-        return f"{rung} takes {', '.join(dtypes)}, not {problem.dtype}"
-    return unsupported_reach(problem, 256, 4)
-
-
-def product_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """Return the tolerance for tensor-core products: in TF32 at least its own error."""
-    products = problem.output_elements * problem.group_channels * problem.taps
-    return tf32_tolerance(problem.dtype, products, tolerance)
-
-
 def _epilogue(problem: Conv2dProblem) -> KernelCall:
     """Return the launch that finishes accumulators stored in y."""
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
-    return KernelCall(
+    return kernel_call(
         Program.of(
             "conv2d/tensor_core_epilogue.cu",
             constants=activation.constants_of(problem),
             problem=problem,
             vector=vector,
         ),
-        (ceil_div(problem.output_elements // vector, 256), 1, 1),
-        (256, 1, 1),
-        (
-            Buffer("bias", optional=True),
-            Buffer("residual", optional=True),
-            Buffer("y"),
-            problem.filters,
-            Int64(problem.output_elements),
-        ),
-        overlap=True,
+        ceil_div(problem.output_elements // vector, 256),
+        256,
+        Buffer("bias", optional=True),
+        Buffer("residual", optional=True),
+        Buffer("y"),
+        problem.filters,
+        Int64(problem.output_elements),
     )
 
 
 @dataclass(frozen=True)
 class TensorCore(Conv2dRung[MmaConfig]):
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
+    layouts: tuple[str, ...] = ("nhwc",)
     half_storage: bool = False
+    """True to store TF32 operands as fp16, which has as many mantissa bits, so the same error, from 6e-5 to 65504."""
+    split_rounding = 0.0  # fp32 is not supported
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        return unsupported(self.name, ("tf32",) if self.half_storage else ("fp16", "bf16", "tf32"), problem)
+        return unsupported_reach(problem, 256, 4)
 
     def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
         return best_first(PLAIN_CONFIGS, self._operands(problem), self.card, may_split=False)
@@ -97,10 +79,6 @@ class TensorCore(Conv2dRung[MmaConfig]):
         has_epilogue = problem.bias or problem.residual or problem.relu or problem.activation
         epilogue = (_epilogue(problem),) if has_epilogue else ()
         return Recipe((*prepared.steps, product, *epilogue), prepared.workspaces)
-
-    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """fp16 has as many mantissa bits as TF32, so half storage has TF32's error within its range (6e-5 to 65504)."""
-        return product_tolerance(problem, super().tolerance(problem, peer_error))
 
     def _operands(self, problem: Conv2dProblem) -> Operands:
         return Operands.halves(problem) if self.half_storage else Operands.stored(problem)
@@ -123,6 +101,7 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         below="tensor_core",
         # 0.2 ms of products and 0.05 ms of conversion against TF32 at 140 TFLOP/s (0.42 ms).
         predicted_gain=1.7,
+        dtypes=("tf32",),
         half_storage=True,
     ),
 )

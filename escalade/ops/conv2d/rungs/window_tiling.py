@@ -11,8 +11,7 @@ from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
-from escalade.ops.conv2d.rungs.tma_windows import pixel_strides
-from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung, pixel_strides
 
 FILTERS = 64
 """Filters per tile: the M of a wgmma."""
@@ -213,14 +212,11 @@ class WindowRung(WgmmaConvRung[C]):
 
     dtypes: tuple[str, ...] = ("fp16", "bf16")
 
-    @property
-    def pitched_buffers(self) -> tuple[str, ...]:
-        return ("x", "y")
+    pitched_buffers = ("x", "y")
+    supports_pitched_residual = True
 
     def conv_limits(self, conv: WgmmaConv) -> str | None:
         w = conv.windows
-        if w.dtype not in self.dtypes:
-            return f"{self.name} takes {', '.join(self.dtypes)}, not {w.dtype}"
         if w.stride != (1, 1):
             return f"{self.name} takes stride 1, not {w.stride}; overlapped_store takes any up to 8"
         if conv.filters % FILTERS:

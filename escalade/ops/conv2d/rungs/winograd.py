@@ -7,7 +7,7 @@ the outputs whose filter covers it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
@@ -46,19 +46,13 @@ STAGE_US = 4.0
 class Winograd(Conv2dRung[C]):
     """Base class: supported problems, and the filter transform."""
 
+    dtypes: tuple[str, ...] = field(default=("fp32", "fp16", "bf16"), kw_only=True)  # with fp32 accuracy
     tile: int
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
-        if (
-            (p.filter_height, p.filter_width) != (3, 3)
-            or p.stride != (1, 1)
-            or p.dilation != (1, 1)
-            or p.groups != 1
-        ):
-            return f"{self.name} takes 3x3 filters with stride 1, dilation 1 and groups 1, not {p.name}"
-        if p.dtype == "tf32":
-            return f"{self.name} takes fp32, fp16 and bf16, not tf32: it accumulates with fp32 accuracy"
+        if ((p.filter_height, p.filter_width), p.stride, p.dilation) != ((3, 3), (1, 1), (1, 1)):
+            return f"{self.name} takes 3x3 filters with stride 1 and dilation 1, not {p.name}"
         return None
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
@@ -16,6 +15,7 @@ from escalade.ops.base.rung import C, Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import PixelPhase, pixel_phases
+from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
 
 MOST_PHASES = 16
 """Largest number of sub-pixel phases; each takes a few launches."""
@@ -118,13 +118,11 @@ class PhaseLaunches:
 
 
 @dataclass(frozen=True)
-class PerPhase(Rung[Conv2dInputGradientProblem, C]):
+class PerPhase(InputGradientRung[C]):
     """One convolution of dy per sub-pixel phase."""
 
     convolution: str
     """Name of the rung of conv2d."""
-    supports_groups: ClassVar[bool] = False
-    supports_norm: ClassVar[bool] = False
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
@@ -134,11 +132,7 @@ class PerPhase(Rung[Conv2dInputGradientProblem, C]):
     def architectures(self) -> tuple[str, ...]:
         return self.inner.architectures
 
-    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
-        if not self.supports_norm and (reason := problem.beyond_dx(self.name)):
-            return reason
-        if problem.forward.groups != 1 and not self.supports_groups:
-            return f"{self.name} takes groups=1, not {problem.forward.groups}; direct takes any"
+    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         if reason := too_many_phases(self.name, problem.forward):
             return reason
         if place_rows(problem.forward) >= 2**31 - PLACE_THREADS:
@@ -271,6 +265,11 @@ class AsConvolution(PerPhase):
         return Recipe(steps, (*inner.workspaces, workspace))
 
 
+@dataclass(frozen=True)
+class GroupedAsConvolution(AsConvolution):
+    takes_groups = True
+
+
 @lru_cache(maxsize=256)
 def _offered(rung: Rung[Conv2dProblem], convolution: Conv2dProblem) -> tuple[Config, ...]:
     return rung.configs(convolution)
@@ -315,5 +314,42 @@ RUNGS = (
         # 91 us at 650 TFLOP/s and 2 us for the filter, against 142.
         predicted_gain=1.5,
         convolution="overlapped_store",
+    ),
+)
+
+# Predictions for 144to144_56_k3s1g144 at batch 256 in fp16, 1 GFLOP and 462 MB; the last for 128to128_56_k3s1g32.
+GROUPED_RUNGS = (
+    GroupedAsConvolution(
+        "depthwise",
+        "a convolution of dy with the flipped filter by conv2d's depthwise; with a stride, one per sub-pixel phase",
+        below="direct",
+        # One thread per element of x takes nine 2-byte loads of each tensor for its nine products, 116 M times: 2 G
+        # loads at 32 lanes per SM are 0.5 ms. Here 462 MB at 75% of copy bandwidth are 145 us, plus 4 for the filter.
+        predicted_gain=3.4,
+        convolution="depthwise",
+    ),
+    GroupedAsConvolution(
+        "depthwise_tile",
+        "the same by conv2d's depthwise_tile, which reads the gradient once from shared memory",
+        below="depthwise",
+        # As in conv2d: 135 us instead of 145.
+        predicted_gain=1.07,
+        convolution="depthwise_tile",
+    ),
+    GroupedAsConvolution(
+        "depthwise_mma",
+        "the same by conv2d's depthwise_mma, on tensor cores, for large filters",
+        below="depthwise",
+        # For 3x3 filters the multiply-adds are hidden behind the copies anyway.
+        predicted_gain=1.0,
+        convolution="depthwise_mma",
+    ),
+    GroupedAsConvolution(
+        "grouped",
+        "the same for groups of several channels, by conv2d's grouped: several groups together on tensor cores",
+        below="direct",
+        # 7.4 G products of two loads each are 1.8 ms; 205 MB at 60% of copy bandwidth are 85 us.
+        predicted_gain=21.0,
+        convolution="grouped",
     ),
 )

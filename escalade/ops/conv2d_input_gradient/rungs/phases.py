@@ -14,9 +14,9 @@ from functools import cached_property
 from escalade.device.recipe import Ints
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.epilogue import UNPLACED
+from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES
-from escalade.ops.conv2d.rungs.tma_windows import MNMajor, Windows
+from escalade.ops.conv2d.rungs.wgmma_conv import MNMajor, WgmmaConv, Windows
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,18 @@ class PixelPhase:
                 self.rows.shift, self.columns.shift, *source,
             )
         )  # fmt: skip
+
+
+def wgmma_conv(phase: PixelPhase, mask: bool) -> WgmmaConv:
+    """Return the convolution of dy that computes the pixels of a phase, with their placement in dx."""
+    f = phase.forward
+    return WgmmaConv(
+        phase.windows,
+        f.channels,
+        replace(Epilogue.of(f), mask=mask),
+        placement=phase.placed,
+        any_magnitude=True,
+    )
 
 
 def pixel_phases(forward: Conv2dProblem) -> tuple[PixelPhase, ...]:

@@ -8,12 +8,12 @@ from typing import ClassVar
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.recipe import Recipe
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.rungs import sm90_planes
+from escalade.ops.conv2d.rungs.rung import truncated_tolerance
 from escalade.ops.conv2d.rungs.sm90_planes import PlanesConfig, Transposed
-from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
 
 MOST_PHASES = 4
 """Largest stride."""
@@ -34,19 +34,17 @@ def _convolution(problem: Conv2dInputGradientProblem) -> Conv2dProblem:
 
 
 @dataclass(frozen=True)
-class Planes(Rung[Conv2dInputGradientProblem, PlanesConfig]):
+class Planes(InputGradientRung[PlanesConfig]):
+    dtypes: tuple[str, ...] = ("tf32",)
+    layouts: tuple[str, ...] = ("nchw",)
     intended_spill: ClassVar = sm90_planes.SPILL
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
-    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
-        if reason := problem.beyond_dx(self.name):
-            return reason
+    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward
-        if f.groups != 1 or f.dilation != (1, 1) or f.pools:
-            return f"{self.name} takes groups=1 and no dilation or pool, not {f.name}"
+        if f.dilation != (1, 1) or f.pools:
+            return f"{self.name} takes no dilation or pool, not {f.name}"
         if max(f.stride) > MOST_PHASES:
             return f"{self.name} takes strides up to {MOST_PHASES}, not {f.stride}"
         c = _convolution(problem)

@@ -13,12 +13,13 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import MULTIPLIED, widest_vector
+from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import Axis, PixelPhase, axes
+from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
 
 THREADS = 256
 ALWAYS = "direct"
@@ -142,19 +143,12 @@ def _candidates(convolution: Conv2dProblem, card: Card) -> tuple[_Candidate, ...
 
 
 @dataclass(frozen=True)
-class Subpixel(Rung[Conv2dInputGradientProblem, SubpixelConfig]):
-    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
-        if reason := problem.beyond_dx(self.name):
-            return reason
+class Subpixel(InputGradientRung[SubpixelConfig]):
+    layouts: tuple[str, ...] = ("nhwc",)
+    supports_aux = False
+
+    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward
-        if f.dtype not in MULTIPLIED:
-            return f"{self.name} takes {', '.join(MULTIPLIED)}, not {f.dtype}"
-        if f.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {f.layout}"
-        if f.groups != 1:
-            return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
-        if problem.aux:
-            return f"{self.name} does not support a {problem.aux}"
         if f.stride == (1, 1):
             return f"{self.name} needs a stride; with stride 1 there is a single phase"
         conv = SubpixelConv.of(f)

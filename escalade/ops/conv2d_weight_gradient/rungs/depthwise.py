@@ -9,11 +9,12 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
+from escalade.ops.conv2d_weight_gradient.rungs.rung import WeightGradientRung
 
 WARP = 32
 THREADS = 192
@@ -74,11 +75,12 @@ def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: C
 
 
 @dataclass(frozen=True)
-class Depthwise(Rung[Conv2dWeightGradientProblem, DepthwiseConfig]):
-    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+class Depthwise(WeightGradientRung[DepthwiseConfig]):
+    layouts: tuple[str, ...] = ("nhwc",)
+    takes_groups = True
+
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
-        if f.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {f.layout}"
         if not f.groups == f.channels == f.filters:
             return (
                 f"{self.name} takes one group and filter per channel, not {f.groups} groups and {f.filters} filters "

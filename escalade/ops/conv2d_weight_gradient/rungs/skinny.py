@@ -11,11 +11,12 @@ from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.geometry import SPLIT_PRODUCTS
+from escalade.ops.conv2d.rungs.arguments import SPLIT_PRODUCTS
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
+from escalade.ops.conv2d_weight_gradient.rungs.rung import WeightGradientRung
 
 LINE_BYTES = 128
 """Bytes of a pixel's channels per warp."""
@@ -188,13 +189,11 @@ class _Bands:
 
 
 @dataclass(frozen=True)
-class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
-    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+class Skinny(WeightGradientRung[SkinnyConfig]):
+    layouts: tuple[str, ...] = ("nhwc",)
+
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f, roles = problem.forward, Roles.of(problem.forward)
-        if f.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {f.layout}"
-        if f.groups != 1:
-            return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
         if roles.swapped and f.stride != (1, 1):
             return f"{self.name} takes few filters with stride 1, not {f.stride}; direct takes any"
         columns = roles.columns_of(problem.bias)

@@ -14,7 +14,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
-from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
+from escalade.ops.conv2d_weight_gradient.rungs.rung import (
     BOX,
     MULTIPLE,
     PRODUCT_RATE,
@@ -141,8 +141,8 @@ def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class FewChannels(HopperRung[FewChannelsConfig]):
-    def limits(self, forward: Conv2dProblem) -> str | None:
-        f = forward
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        f = problem.forward
         if f.channels > MOST_CHANNELS:
             return f"{self.name} takes up to {MOST_CHANNELS} channels, not {f.channels}; wgmma takes more"
         if f.filters % MULTIPLE:

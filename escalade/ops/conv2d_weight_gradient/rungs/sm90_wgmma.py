@@ -11,17 +11,15 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.tma_windows import Windows
+from escalade.ops.conv2d.rungs.wgmma_conv import Windows
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
-from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
+from escalade.ops.conv2d_weight_gradient.rungs.rung import (
     BOX,
     MULTIPLE,
     PRODUCT_RATE,
     STEP_PIXELS,
     HopperRung,
-    narrow,
-    refused,
 )
 
 K_TILE = 64
@@ -98,8 +96,9 @@ def _k_tiles(f: Conv2dProblem) -> int:
 
 @dataclass(frozen=True)
 class Wgmma(HopperRung[WgmmaConfig]):
-    def limits(self, forward: Conv2dProblem) -> str | None:
-        return narrow(self.name, forward) or Windows.of(forward).unsupported(self.name)
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        f = problem.forward
+        return self.narrow(f) or Windows.of(f).unsupported(self.name)
 
     def tiles(self) -> tuple[WgmmaConfig, ...]:
         return TILES
@@ -162,7 +161,9 @@ WGMMA = Wgmma(
 class WgmmaGroups(Wgmma):
     """The same for groups of several channels: tiles of whole groups, of which the diagonal is stored."""
 
-    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+    takes_groups = True
+
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
         if f.groups == 1:
             return f"{self.name} takes several groups; wgmma takes one"
@@ -173,7 +174,7 @@ class WgmmaGroups(Wgmma):
                 f"{self.name} takes groups of which up to {BOX} channels and filters are a multiple of {MULTIPLE}, not "
                 f"of {f.group_channels} channels and {f.group_filters} filters; direct takes any"
             )
-        return refused(self.name, replace(f, groups=1)) or self.limits(f)
+        return super().limits(problem)
 
     def tiles(self) -> tuple[WgmmaConfig, ...]:
         return tuple(tile for tile in TILES if tile.filters == BOX)

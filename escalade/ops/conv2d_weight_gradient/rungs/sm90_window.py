@@ -11,16 +11,15 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES
+from escalade.ops.conv2d.rungs.wgmma_conv import ROW_BYTES
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
-from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
+from escalade.ops.conv2d_weight_gradient.rungs.rung import (
     BOX,
     PRODUCT_RATE,
     STAGE_CYCLES,
     STEP_PIXELS,
     HopperRung,
-    narrow,
 )
 
 IMAGES = STEP_PIXELS
@@ -60,9 +59,9 @@ def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) ->
 
 @dataclass(frozen=True)
 class Window(HopperRung[WindowConfig]):
-    def limits(self, forward: Conv2dProblem) -> str | None:
-        f = forward
-        if reason := narrow(self.name, f):
+    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        f = problem.forward
+        if reason := self.narrow(f):
             return reason
         if (f.filter_height, f.filter_width) != (3, 3) or f.dilation != (1, 1):
             return (

@@ -126,7 +126,7 @@ LARGE = depthwise(144, 56, 3, batch=256)
     [
         ({"groups": 72}, "as many groups"),
         ({"filter_height": 31, "filter_width": 31}, "fft_fused"),
-        ({"dtype": "fp8"}, "support fp8"),
+        ({"dtype": "fp8"}, "not fp8; persistent does"),
         ({"shortcut_channels": 64}, "shortcut"),
     ],
 )

@@ -151,7 +151,7 @@ RESNEXT = grouped(128, 128, 56, 3, 32, batch=256)
     ("changes", "reason"),
     [
         ({"groups": 1}, "more than one group"),
-        ({"dtype": "fp8"}, "support fp8"),
+        ({"dtype": "fp8"}, "not fp8; persistent does"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"channels": 12, "filters": 12, "groups": 3}, "no multiple"),
         ({"channels": 256, "filters": 256, "groups": 2}, "up to 64"),

@@ -68,7 +68,7 @@ def test_what_lies_behind_a_pixels_channels_does_not_reach_its_sum(seed: int) ->
     [
         ({"channels": 16, "filters": 64}, "no multiple of 16 bytes"),
         ({"layout": "nchw"}, "layout nhwc"),
-        ({"dtype": "fp8"}, "support fp8"),
+        ({"dtype": "fp8"}, "not fp8; persistent does"),
         ({"channels": 3001}, "fused_epilogue takes any"),
     ],
 )

@@ -145,8 +145,8 @@ def test_it_compiles_without_spills() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"layout": "nhwc"}, "takes tf32 in nchw"),
-        ({"dtype": "fp16"}, "takes tf32 in nchw"),
+        ({"layout": "nhwc"}, "takes layout nchw"),
+        ({"dtype": "fp16"}, "takes tf32, not fp16"),
         ({"groups": 2}, "groups=1"),
         ({"stride": (3, 1)}, "strides up to 2"),
         ({"pool": (3, 3)}, "pools of 2x2"),

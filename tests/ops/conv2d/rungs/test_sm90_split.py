@@ -193,9 +193,9 @@ def test_a_weight_that_is_not_finite_spoils_its_filter_alone(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "fp16"}, "supports fp32"),
-        ({"dtype": "tf32"}, "supports fp32"),
-        ({"dtype": "fp8"}, "support fp8"),
+        ({"dtype": "fp16"}, "takes fp32"),
+        ({"dtype": "tf32"}, "takes fp32"),
+        ({"dtype": "fp8"}, "not fp8; persistent does"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 2}, "groups=1"),
         ({"stride": (9, 1)}, "strides up to 8"),

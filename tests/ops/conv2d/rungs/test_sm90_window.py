@@ -197,7 +197,7 @@ def test_the_result_may_overwrite_the_residual(seed: int) -> None:
     ("changes", "reason"),
     [
         ({"dtype": "tf32"}, "fp16, bf16"),
-        ({"dtype": "fp8"}, "support fp8"),
+        ({"dtype": "fp8"}, "not fp8; persistent does"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 2}, "groups=1"),
         ({"stride": (2, 1)}, "stride 1"),

@@ -66,4 +66,4 @@ def test_every_filter_is_in_one_tile() -> None:
 def test_what_it_refuses(name: str, reason: str) -> None:
     assert reason in (PLANES.supports(planes(name)) or "")
     other = planes("8to16_16_k4s2p1_b2_bias")
-    assert "takes tf32 in nchw" in (PLANES.supports(replace(other, layout="nhwc")) or "")
+    assert "takes layout nchw" in (PLANES.supports(replace(other, layout="nhwc")) or "")

@@ -187,7 +187,7 @@ def test_one_channel_lies_as_in_either_layout() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "fp32"}, "fp16 and bf16"),
+        ({"dtype": "fp32"}, "takes fp16, bf16, not fp32"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"groups": 3, "filters": 48}, "groups=1"),
         ({"channels": 9}, "up to 8 channels"),
