@@ -27,7 +27,6 @@ class Network:
         self, captured: Graph, dtype: str, fusion: FusionLevel, device: torch.device, pool: ConstantPool
     ) -> None:
         self.captured = captured
-        self.output_types = tuple(getattr(torch, name) for name in captured.output_types)
         self._dtype, self._fusion, self._device, self._pool = dtype, fusion, device, pool
         self._optimized: dict[str, Graph] = {}
 

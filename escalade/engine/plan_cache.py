@@ -27,7 +27,7 @@ from escalade.engine.aot import (
     cards_for,
 )
 from escalade.engine.cached_plan import CachedPlan, GuardedPlan, SpecializedGraph
-from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
+from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import faster_in_pytorch
 from escalade.engine.fixed_batch import FixedBatchCalls
@@ -267,15 +267,15 @@ class PlanCache:
             self._evict_for(plan)
             constants = self.constants.setdefault(device, ConstantCache(self._settings.dtype, device))
             if self._settings.where == "cpu":
-                return HostCalls(ReferenceProgram(plan, constants), network.output_types), planned.specialized
+                return ReferenceProgram(plan, constants), planned.specialized
             try:
                 if self._settings.measured and plan.steps:
                     plan = planned.planner(faster_in_pytorch(PlanKernels(plan, constants, device), tensors))
                 if plan.is_direct:
-                    return DirectCalls(plan, constants, device, network.output_types), planned.specialized
+                    return DirectCalls(plan, constants, device), planned.specialized
                 kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
                 program = kind(plan, constants, device)
-                calls = BufferedCalls(program, network.output_types, self._settings.buffers)
+                calls = BufferedCalls(program, self._settings.buffers)
                 return calls, planned.specialized
             except ToolError as error:
                 raise self._without_compiler(error, device) from error

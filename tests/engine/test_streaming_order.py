@@ -40,7 +40,7 @@ class Doubling:
     def clone(self) -> Doubling:
         return Doubling(self._gpu)
 
-    def call(self, tensors: Sequence[Any], types: Any, out: Any) -> list[Any]:
+    def call(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         self._between.twice(tensors[0])
         return [Box(self._gpu).copy_(self._between)]
 
@@ -52,7 +52,7 @@ def values(boxes: Sequence[Any]) -> list[float]:
 
 
 def buffered(gpu: Gpu, most: int = 1) -> BufferedCalls:
-    return BufferedCalls(Doubling(gpu), (torch.float32,), most)  # type: ignore[arg-type]
+    return BufferedCalls(Doubling(gpu), most)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -147,7 +147,7 @@ def test_buffers_for_which_there_is_no_memory_are_tried_once(gpu: Gpu) -> None:
             tried.append(self)
             raise torch.OutOfMemoryError("no memory")
 
-    calls, streams = BufferedCalls(Scarce(gpu), (torch.float32,), 3), [gpu.stream() for _ in range(3)]  # type: ignore[arg-type]
+    calls, streams = BufferedCalls(Scarce(gpu), 3), [gpu.stream() for _ in range(3)]  # type: ignore[arg-type]
     results = []
     for number in range(6):
         with gpu.on(streams[number % 3]):

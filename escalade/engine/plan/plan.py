@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from escalade.device.program import Program
 from escalade.device.recipe import Workspace
 from escalade.engine.graph.forms import STORAGE, Form
@@ -55,6 +57,11 @@ class Plan:
         batch = self.graph.inputs[0].shape[0] if self.graph.inputs and self.graph.inputs[0].shape else 1
         assert isinstance(batch, int)
         return batch
+
+    @cached_property
+    def output_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that a call returns, which are the model's; the plan may compute results in others."""
+        return tuple(getattr(torch, name) for name in self.graph.output_types)
 
     @property
     def is_direct(self) -> bool:

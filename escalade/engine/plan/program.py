@@ -11,16 +11,12 @@ import torch
 from escalade.engine.plan.plan import Plan
 
 Tensors = Sequence[torch.Tensor]
-Dtypes = Sequence[torch.dtype]
 OutTensors = Tensors | None
 """The caller's tensors for results, each with the shape and dtype of its result."""
 
 
 class PlanProgram(Protocol):
-    """A runnable plan.
-
-    `call` runs on the tensors of a call. To run on the program's own memory: fill `inputs`, `run`, read `outputs`.
-    """
+    """A plan on memory of its own: fill `inputs`, `run`, read `outputs`."""
 
     plan: Plan
 
@@ -29,19 +25,24 @@ class PlanProgram(Protocol):
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
-    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
-        """Run on these inputs and return the results in these dtypes: new tensors, or `out`."""
+    def repack(self) -> None:
+        """Derive everything that is packed from constants again, after those were written to."""
 
-    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors) -> list[torch.Tensor]:
+
+class BufferedProgram(PlanProgram, Protocol):
+    """A program that also runs on the tensors of a call, with buffers that only one call can use at a time."""
+
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
+        """Run on these inputs and return the results in the model's dtypes: new tensors, or `out`."""
+
+    def call_isolated(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         """Like `call`, without any memory that other calls write: for capture in the caller's CUDA graph, whose replays
         may overlap other calls."""
 
-    def clone(self) -> PlanProgram:
+    def clone(self) -> BufferedProgram:
         """Return a program that shares the weights but no buffers, so that both can run at once."""
 
     def record_stream(self, stream: torch.cuda.Stream) -> None: ...
-    def repack(self) -> None:
-        """Derive everything that is packed from constants again, after those were written to."""
 
 
 def copy_into(out: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
