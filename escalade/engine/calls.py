@@ -17,10 +17,9 @@ from escalade.device.strides import is_apart
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.io_binding import InputBinding, OutputBinding
+from escalade.engine.plan.io_binding import InputBinding, LaunchPointers, OutputBinding
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.launch_pointers import LaunchPointers
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import BufferedProgram, OutTensors, PlanProgram, Tensors, copy_into
 from escalade.errors import OutOfMemory

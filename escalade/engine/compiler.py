@@ -17,7 +17,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import KEPT, Batch, Graph
-from escalade.engine.network import Shapes
+from escalade.engine.networks import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse

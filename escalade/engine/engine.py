@@ -31,8 +31,7 @@ from escalade.engine.file import read, to_device, write
 from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
-from escalade.engine.network import GraphProvider, Shapes, format_call, format_shape
-from escalade.engine.out_tensors import check_out
+from escalade.engine.networks import GraphProvider, Shapes, format_call, format_shape
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
@@ -160,7 +159,7 @@ class Engine(torch.nn.Module):
         cached = self._plans.of(tensors, _signature(tensors[0]) if is_one else None)
         if out is None:
             return self.unflatten(cached.calls.call(tensors), cached.calls.plan)
-        cached.calls.call(tensors, check_out(out, cached, tensors[0].device))
+        cached.calls.call(tensors, cached.check_out(out, tensors[0].device))
         return out
 
     def submit(self, *arguments: Any, **keywords: Any) -> Pending:

@@ -15,9 +15,8 @@ from rich.text import Text
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form, unquantized
 from escalade.engine.nodes import operator_of
-from escalade.engine.notebook import table_html
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import Plan, PlanStep
+from escalade.engine.step_table import table_html
 from escalade.narrow_tables import Table, as_text
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH

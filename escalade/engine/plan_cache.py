@@ -33,8 +33,7 @@ from escalade.engine.comparison import faster_in_pytorch
 from escalade.engine.fixed_batch import FixedBatchCalls
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
-from escalade.engine.network import GraphProvider, Network
-from escalade.engine.networks import Networks
+from escalade.engine.networks import GraphProvider, Network, Networks
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel

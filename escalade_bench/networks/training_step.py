@@ -14,7 +14,7 @@ from torch import nn
 from escalade.device.timing import on_gpu
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
-from escalade.engine.plan.arena import peak_bytes
+from escalade.engine.plan.liveness import peak_bytes
 from escalade.engine.plan.plan import Plan
 from escalade.engine.training.step import TrainingStep, plan_training_step
 from escalade.engine.training.techniques import GRAPH

@@ -18,11 +18,18 @@ from escalade.device.timing import Subject, Timing, summarize
 from escalade.engine import comparison as comparing
 from escalade.engine import step_times
 from escalade.engine.capture.export import capture
-from escalade.engine.comparison import ComparedStep, Comparison, faster_in_pytorch, whole_in_pytorch
+from escalade.engine.comparison import (
+    ComparedStep,
+    Comparison,
+    StepTime,
+    faster_in_pytorch,
+    time_plan,
+    time_steps,
+    whole_in_pytorch,
+)
 from escalade.engine.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.files import FileError
 from escalade.ops.choose import table

@@ -13,12 +13,11 @@ from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode, Kernel
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.io_binding import InputBinding, OutputBinding
+from escalade.engine.plan.io_binding import InputBinding, LaunchPointers, OutputBinding
 from escalade.engine.plan.kernels import PlanKernels, report_out_of_memory
-from escalade.engine.plan.launch_pointers import LaunchPointers
+from escalade.engine.plan.memory import PlanValues
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import OutTensors, Tensors, copy_into
-from escalade.engine.plan.values import PlanValues
 
 
 def _to_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

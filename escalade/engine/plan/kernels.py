@@ -20,11 +20,9 @@ from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.memory import PlanMemory, repack
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, PlanStep
-from escalade.engine.plan.values import PlanValues
+from escalade.engine.plan.memory import PlanMemory, PlanValues, repack
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
+from escalade.engine.plan.program import MultiOutputCalls
 from escalade.errors import OutOfMemory
 from escalade.gc_pause import gc_paused
 from escalade.terminal_text import counted, format_duration

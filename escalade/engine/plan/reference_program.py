@@ -10,9 +10,8 @@ import torch
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache, write_tensor
-from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.plan import ConstantForm, Plan
 from escalade.engine.plan.program import OutTensors, Tensors, copy_into
-from escalade.engine.plan.step import ConstantForm
 from escalade.ops.base.dtypes import QUANTIZED, stored_as
 
 _HOST = torch.device("cpu")

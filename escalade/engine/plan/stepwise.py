@@ -21,12 +21,9 @@ from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_plans
-from escalade.engine.plan.memory import allocate_persistent, repack
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import OutTensors, PlanProgram, Tensors, copy_into
-from escalade.engine.plan.step import ConstantForm, PlanStep
-from escalade.engine.plan.values import empty_form, to_form
+from escalade.engine.plan.memory import allocate_persistent, empty_form, repack, to_form
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
+from escalade.engine.plan.program import MultiOutputCalls, OutTensors, PlanProgram, Tensors, copy_into
 from escalade.ops.base.card import Card
 
 _HOST_US_PER_STEP = 50.0

@@ -14,9 +14,8 @@ from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm
+from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.program import MultiOutputCalls
 
 Work = Callable[[], None]
 """Work before a plan (casting inputs) or after it (writing buffers, updating parameters)."""
