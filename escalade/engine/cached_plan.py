@@ -59,8 +59,8 @@ class CachedPlan:
             wanted = (fixed_shape(captured.shape_of(name), self.batch), dtype, device)
             if (tuple(tensor.shape), tensor.dtype, tensor.device) != wanted:
                 raise UnsupportedError(
-                    f"out has a {tensor.dtype} of {tuple(tensor.shape)} on {tensor.device}; this result needs a {dtype} "
-                    f"of {wanted[0]} on {device}"
+                    f"out has a {tensor.dtype} of {tuple(tensor.shape)} on {tensor.device}; this result needs a "
+                    f"{dtype} of {wanted[0]} on {device}"
                 )
             if tensor.requires_grad:
                 raise UnsupportedError(

@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.text import Text
 
 from escalade.device.timing import ReplaySampler, Subject, interleave, keep_busy, time_interleaved
 from escalade.engine.graph.forms import STORAGE
@@ -22,10 +19,9 @@ from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels
 from escalade.engine.plan.plan import PlanStep
 from escalade.engine.plan.program import PlanProgram
-from escalade.engine.step_table import table_html
+from escalade.engine.step_table import Columns, StepTable, microseconds
 from escalade.errors import EscaladeError
 from escalade.files import FileError
-from escalade.narrow_tables import Table, as_text
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
@@ -131,7 +127,7 @@ class ComparedStep:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(StepTable):
     """A plan compared with PyTorch: `str()` returns a table, `to_json()` everything. All times are of CUDA graphs."""
 
     dtype: str
@@ -155,28 +151,17 @@ class Comparison:
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "speedup": self.speedup}, indent=2)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._table()
-        for line in self.summary():
-            yield Text(line)
+    @property
+    def _heading(self) -> str:
+        return f"{self.title}: {self.dtype}, batch {self.batch}"
 
-    def __str__(self) -> str:
-        return as_text(self)
+    def _columns(self, width: int | None) -> tuple[Columns, Columns]:
+        return _TEXTS, _FIGURES
 
-    def _repr_html_(self) -> str:
-        """Return the comparison for a notebook, with a bar for the time of every step."""
-        return table_html(
-            self._heading,
-            ("#", *_TEXTS),
-            _FIGURES,
-            [[str(step.number), *_texts(step), *_figures(step)] for step in self.steps],
-            "µs",
-            [step.plan_us for step in self.steps],
-            self.summary(),
-        )
+    def _bars(self) -> tuple[str, list[float]]:
+        return "µs", [step.plan_us for step in self.steps]
 
     def summary(self) -> list[str]:
-        """Return the totals, one sentence each."""
         both = [step for step in self.steps if step.pytorch_us is not None]
         own, theirs = sum(step.plan_us for step in both), sum(step.pytorch_us or 0.0 for step in both)
         lines = [
@@ -199,33 +184,17 @@ class Comparison:
         )
         return lines
 
-    @property
-    def _heading(self) -> str:
-        return f"{self.title}: {self.dtype}, batch {self.batch}"
 
-    def _table(self) -> Table:
-        table = Table(title=escape(self._heading), title_justify="left")
-        table.add_column("#", justify="right")
-        for name in _TEXTS:
-            table.add_column(name, overflow="fold")
-        for name in _FIGURES:
-            table.add_column(name, justify="right", no_wrap=True)
-        for step in self.steps:
-            table.add_row(str(step.number), *map(escape, _texts(step)), *_figures(step))
-        return table
-
-
-_TEXTS = ("in the model", "operation", "rung")
-_FIGURES = ("plan µs", "PyTorch µs", "lost µs")
-
-
-def _texts(step: ComparedStep) -> tuple[str, ...]:
-    return step.source, step.operation, step.rung
-
-
-def _figures(step: ComparedStep) -> tuple[str, ...]:
-    theirs = "" if step.pytorch_us is None else f"{step.pytorch_us:.2f}"
-    return f"{step.plan_us:.2f}", theirs, f"{step.lost_us:.2f}" if step.lost_us else ""
+_TEXTS: Columns = {
+    "in the model": lambda step: step.source,
+    "operation": lambda step: step.operation,
+    "rung": lambda step: step.rung,
+}
+_FIGURES: Columns = {
+    "plan µs": lambda step: microseconds(step.plan_us),
+    "PyTorch µs": lambda step: microseconds(step.pytorch_us),
+    "lost µs": lambda step: microseconds(step.lost_us or None),
+}
 
 
 def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], batch: int) -> Comparison:

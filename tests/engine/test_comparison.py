@@ -16,7 +16,6 @@ from torch import nn
 import escalade
 from escalade.device.timing import Subject, Timing, summarize
 from escalade.engine import comparison as comparing
-from escalade.engine import step_times
 from escalade.engine.capture.export import capture
 from escalade.engine.comparison import (
     ComparedStep,
@@ -92,7 +91,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
             turns.append([subject.name for subject in subjects])
             return {subject.name: summarize([given[subject.name]], "graph") for subject in subjects}
 
-        monkeypatch.setattr(step_times, "time_interleaved", timed)
+        monkeypatch.setattr(comparing, "time_interleaved", timed)
         return turns
 
     return made_up
@@ -112,7 +111,7 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
 
 def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
     """A change of order that PyTorch leaves for later would be no rival to a kernel that does it."""
-    step_times.copy_inputs(program, (x,))
+    comparing.copy_inputs(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
     result = program.pytorch_call(convert)()
     assert torch.equal(result, x) and not result.is_contiguous()
