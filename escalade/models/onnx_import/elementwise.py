@@ -133,9 +133,18 @@ def _clip(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return inputs[0] if least is None and most is None else torch.clamp(inputs[0], least, most)
 
 
-@operator("LeakyRelu")
-def _leaky_relu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.leaky_relu(inputs[0], node.get("alpha", 0.01))
+_ACTIVATIONS: dict[str, Callable[[OnnxNode, torch.Tensor], torch.Tensor]] = {
+    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)),
+    "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)),
+    "Gelu": lambda node, x: F.gelu(x, approximate=node.get("approximate", "none")),
+    "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
+    "ThresholdedRelu": lambda node, x: F.threshold(x, node.get("alpha", 1.0), 0.0),
+}
+
+
+@operator(*_ACTIVATIONS)
+def _activation(node: OnnxNode, inputs: Sequence[Any]) -> Any:
+    return _ACTIVATIONS[node.op](node, inputs[0])
 
 
 @operator("PRelu")
@@ -143,16 +152,6 @@ def _prelu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     x, slope = inputs[0], as_tensor(inputs[1], inputs[0])
     per_channel = slope.numel() == 1 or (slope.dim() == x.dim() - 1 and slope.shape[0] == slope.numel())
     return F.prelu(x, slope.reshape(-1)) if per_channel else torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu")
-def _elu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.elu(inputs[0], node.get("alpha", 1.0))
-
-
-@operator("Celu")
-def _celu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.celu(inputs[0], node.get("alpha", 1.0))
 
 
 @operator("Selu")
@@ -167,22 +166,12 @@ def _selu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 
-@operator("Gelu")
-def _gelu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.gelu(inputs[0], approximate=node.get("approximate", "none"))
-
-
 @operator("HardSigmoid")
 def _hard_sigmoid(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:  # the slope of PyTorch's, as a C float in the file
         return F.hardsigmoid(inputs[0])
     return torch.clamp(alpha * inputs[0] + beta, 0, 1)
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.threshold(inputs[0], node.get("alpha", 1.0), 0.0)
 
 
 @operator("Identity", "Dropout")
