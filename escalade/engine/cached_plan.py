@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import torch
 
 from escalade.device.strides import has_overlap, overlap
 from escalade.engine.calls import Calls
-from escalade.engine.graph.forms import require_dense
+from escalade.engine.graph.forms import InputFormat, require_dense
 from escalade.engine.graph.graph import Graph, fixed_shape
 from escalade.engine.graph.trees import flatten
 from escalade.engine.networks import Network
@@ -25,6 +25,7 @@ class SpecializedGraph:
     """An optimized graph for one batch size, as it is planned, and what it was specialized for."""
 
     graph: Graph
+    formats: Mapping[str, InputFormat]
     images: str
     place: DeviceOrCard
     avoid: frozenset[str]

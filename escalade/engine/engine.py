@@ -227,7 +227,7 @@ class Engine(torch.nn.Module):
         )
         made._source, made._sharing_weights = self._source, self._sharing_weights
         made._sharing_weights.add(made)
-        made._plans.set_artifacts(self._plans.artifacts)
+        made._plans.artifacts = self._plans.artifacts
         made._artifacts_source = self._artifacts_source
         for name, value in self._caller_attributes().items():
             vars(made)[name] = value.copy() if isinstance(value, dict) else value  # dicts hold the hooks
@@ -399,7 +399,7 @@ class Engine(torch.nn.Module):
 
     def set_artifacts(self, artifacts: AotArtifacts, source: str) -> None:
         """Use plans and machine code from a file, on this GPU and on any that the engine is moved to later."""
-        self._plans.set_artifacts(artifacts)
+        self._plans.artifacts = artifacts
         self._artifacts_source = source
         self._use_artifacts()
 

@@ -23,7 +23,14 @@ from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_plans
 from escalade.engine.plan.memory import allocate_persistent, empty_form, repack, to_form
 from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
-from escalade.engine.plan.program import MultiOutputCalls, OutTensors, PlanProgram, Tensors, copy_into
+from escalade.engine.plan.program import (
+    BufferedProgram,
+    MultiOutputCalls,
+    OutTensors,
+    PlanProgram,
+    Tensors,
+    copy_into,
+)
 from escalade.ops.base.card import Card
 
 _HOST_US_PER_STEP = 50.0
@@ -31,6 +38,12 @@ _HOST_US_PER_STEP = 50.0
 _Tensors = MutableMapping[str, torch.Tensor]
 _StepCall = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
 """Computes a step's result from the values so far and the persistent workspaces."""
+
+
+def program_for(plan: Plan, constants: ConstantCache, device: torch.device) -> BufferedProgram:
+    """Return the faster program of a plan for calls."""
+    kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
+    return kind(plan, constants, device)
 
 
 def is_faster_stepwise(plan: Plan, card: Card) -> bool:

@@ -14,9 +14,8 @@ from escalade.engine.capture.functional import keep_operators_whole
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimize_step
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
+from escalade.engine.plan.stepwise import program_for
 from escalade.errors import EscaladeError
 from escalade.ops.base.card import Card
 
@@ -100,8 +99,7 @@ class _CallablePart:
         graph = optimize_step(part.graph, input_layouts, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
         constants = ConstantCache(dtype, device, typed=True)
-        kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
-        self._calls = BufferedCalls(kind(plan, constants, device))
+        self._calls = BufferedCalls(program_for(plan, constants, device))
 
     @torch.inference_mode(False)
     @torch.no_grad()

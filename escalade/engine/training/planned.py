@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -22,9 +21,9 @@ from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.kernels import avoid_failed
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan_cache import failing_rung
 from escalade.engine.training.optimizers import ParameterGroup, state_bytes
 from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
 from escalade.engine.training.recompute import fit_memory
@@ -32,8 +31,6 @@ from escalade.engine.training.settings import GRAPH, RUNGS, StepSettings
 from escalade.engine.training.update import Accumulator
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
-
-logger = logging.getLogger("escalade")
 
 CHECKS_PLANS = False
 """True in tests of passes: on the CPU the plan itself is computed, node by node, instead of the captured operators."""
@@ -220,11 +217,7 @@ def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], Kerne
             with torch.random.fork_rng(enabled=draws):
                 return ready(plan)
         except CompileError as error:
-            failed = failing_rung(plan, error)
-            if failed is None or failed in avoid:
-                raise
-            logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
-            avoid |= {failed}
+            avoid = avoid_failed(plan, error, avoid)
 
 
 def _nothing(_: torch.Tensor) -> None:
