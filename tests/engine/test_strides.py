@@ -9,6 +9,7 @@ from torch import nn
 
 from escalade.device.strides import is_apart
 from escalade.engine import compile
+from escalade.engine.plan import stepwise
 from escalade.errors import UnsupportedError
 from tests import strides
 

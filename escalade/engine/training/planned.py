@@ -24,7 +24,7 @@ from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import avoid_failed
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.training.optimizers import ParameterGroup, state_bytes
+from escalade.engine.training.optimizers import Gradients, ParameterGroup, state_bytes
 from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
 from escalade.engine.training.recompute import fit_memory
 from escalade.engine.training.settings import GRAPH, RUNGS, StepSettings
@@ -34,7 +34,6 @@ from escalade.ops.base.card import Card
 
 CHECKS_PLANS = False
 """True in tests of passes: on the CPU the plan itself is computed, node by node, instead of the captured operators."""
-Gradients = Mapping[nn.Parameter, torch.Tensor]
 
 
 class PlannedStep:

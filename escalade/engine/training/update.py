@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from escalade.engine.training.optimizers import GradientForm, ParameterGroup, step_groups
+from escalade.engine.training.optimizers import GradientForm, Gradients, ParameterGroup, step_groups
 from escalade.engine.training.settings import StepSettings
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
@@ -59,9 +58,7 @@ class Update:
         if self.accumulator is not None:
             self.accumulator.calls = 0 if self.is_due() else self.accumulator.calls + 1
 
-    def __call__(
-        self, groups: Sequence[ParameterGroup], gradients: Mapping[nn.Parameter, torch.Tensor]
-    ) -> None:
+    def __call__(self, groups: Sequence[ParameterGroup], gradients: Gradients) -> None:
         """Update the parameters of all groups."""
         if self.form.divided:
             divisor = self._divisor([gradients[one] for group in groups for one in group.parameters])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from escalade.models.onnx_import.operators import OnnxNode, as_tensor, given, operator, tensors_of
+from escalade.models.onnx_import.operators import OPERATORS, OnnxNode, as_tensor, given, operator, tensors_of
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan, "Ceil": torch.ceil, "Cos": torch.cos,
@@ -108,16 +108,6 @@ def _extremum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return reduce(function, tensors_of(inputs))
 
 
-@operator("Sum")
-def _sum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return reduce(torch.add, tensors_of(inputs))
-
-
-@operator("Mean")
-def _mean(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return _sum(node, inputs) / len(inputs)
-
-
 @operator("Where")
 def _where(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     if all_on_host(inputs):
@@ -133,18 +123,15 @@ def _clip(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return inputs[0] if least is None and most is None else torch.clamp(inputs[0], least, most)
 
 
-_ACTIVATIONS: dict[str, Callable[[OnnxNode, torch.Tensor], torch.Tensor]] = {
-    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)),
-    "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)),
-    "Gelu": lambda node, x: F.gelu(x, approximate=node.get("approximate", "none")),
-    "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
-    "ThresholdedRelu": lambda node, x: F.threshold(x, node.get("alpha", 1.0), 0.0),
-}
-
-
-@operator(*_ACTIVATIONS)
-def _activation(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return _ACTIVATIONS[node.op](node, inputs[0])
+OPERATORS.update({
+    "Celu": lambda node, inputs: F.celu(inputs[0], node.get("alpha", 1.0)),
+    "Elu": lambda node, inputs: F.elu(inputs[0], node.get("alpha", 1.0)),
+    "Gelu": lambda node, inputs: F.gelu(inputs[0], approximate=node.get("approximate", "none")),
+    "LeakyRelu": lambda node, inputs: F.leaky_relu(inputs[0], node.get("alpha", 0.01)),
+    "Mean": lambda node, inputs: reduce(torch.add, tensors_of(inputs)) / len(inputs),
+    "Sum": lambda node, inputs: reduce(torch.add, tensors_of(inputs)),
+    "ThresholdedRelu": lambda node, inputs: F.threshold(inputs[0], node.get("alpha", 1.0), 0.0),
+})  # fmt: skip
 
 
 @operator("PRelu")
