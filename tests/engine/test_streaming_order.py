@@ -14,7 +14,7 @@ from escalade.device import cuda
 from escalade.engine import call_queue, streaming
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.streaming import _CallRunner, _DeviceSlot, _Streams
+from escalade.engine.streaming import _DeviceSlot, _Streams
 from tests.fake_cuda import Box, Gpu, Point
 
 CUDA = torch.device("cuda", 0)
@@ -178,7 +178,7 @@ def test_a_slot_waits_for_each_of_its_streams(
     monkeypatch.setattr(streaming.torch, "Tensor", Box)
     engine: Any = SimpleNamespace(calls=lambda given: calls, unflatten=lambda results, plan: results)
     lanes = _Streams.on(CUDA)
-    slots = [_DeviceSlot(_CallRunner(engine, then), lanes) for _ in range(3)]
+    slots = [_DeviceSlot(engine, then, lanes) for _ in range(3)]
     results: list[Any] = []
     for number in range(12):
         if number >= len(slots):
