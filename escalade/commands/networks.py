@@ -21,9 +21,8 @@ from escalade.engine.graph.trees import flatten
 from escalade.engine.programs import MODEL_FILES, is_model_file, read_model
 from escalade.engine.settings import DEFAULT_PLANS
 from escalade.errors import UnsupportedError
-from escalade.models.folder import load_weights
 from escalade.models.registry import SEED
-from escalade.models.tensor_file import read_tensors
+from escalade.models.weight_files import load_weights, read_tensors
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import printable
 from escalade_apps.classify.preparation import Normalization

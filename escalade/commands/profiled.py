@@ -13,8 +13,8 @@ from escalade import ops, parsing
 from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
+from escalade.engine.comparison import copy_inputs
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.step_times import copy_inputs
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError

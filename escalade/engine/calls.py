@@ -17,12 +17,11 @@ from escalade.device.strides import is_apart
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.io_binding import InputBinding, OutputBinding
+from escalade.engine.plan.io_binding import InputBinding, LaunchPointers, OutputBinding
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.launch_pointers import LaunchPointers
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
+from escalade.engine.plan.program import BufferedProgram, OutTensors, PlanProgram, Tensors, copy_into
 from escalade.errors import OutOfMemory
 
 logger = logging.getLogger("escalade")
@@ -38,7 +37,7 @@ class Calls(Protocol):
     def program(self) -> PlanProgram:
         """The plan on memory of its own."""
 
-    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         """Run on the current stream and return the results: new tensors, or `out`."""
 
     def repack(self) -> None:
@@ -48,7 +47,7 @@ class Calls(Protocol):
 class _BufferSet:
     """A program with its buffers, and the stream that used them last."""
 
-    def __init__(self, program: PlanProgram) -> None:
+    def __init__(self, program: BufferedProgram) -> None:
         self.program = program
         self.lock = threading.Lock()
         self.stream: int | None = None
@@ -70,13 +69,7 @@ class _BufferSet:
     def _is_idle(self) -> bool:
         return self._done is None or self._done.is_done()
 
-    def run(
-        self,
-        stream: int,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        out: OutTensors,
-    ) -> list[torch.Tensor]:
+    def run(self, stream: int, tensors: Tensors, out: OutTensors) -> list[torch.Tensor]:
         """Run on the current stream, after any call in flight on another stream. The caller holds the lock."""
         if self.stream != stream:
             current = torch.cuda.current_stream()
@@ -90,7 +83,7 @@ class _BufferSet:
         if self._done is None:
             self._done = StreamMarker()
         try:
-            return self.program.call(tensors, types, out)
+            return self.program.call(tensors, out)
         finally:  # a call that failed half way may have enqueued work, too
             self._done.record(stream, is_idle)
 
@@ -103,9 +96,8 @@ class BufferedCalls:
     set would have to rebind the graph's kernels to their own tensors at every call.
     """
 
-    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype], limit: int = 1) -> None:
+    def __init__(self, program: BufferedProgram, limit: int = 1) -> None:
         self.plan = program.plan
-        self._types = types
         self._limit = limit
         self._sets = [_BufferSet(program)]
         self._by_stream: dict[int, _BufferSet] = {}
@@ -114,10 +106,10 @@ class BufferedCalls:
         self._creating = threading.Lock()
 
     @property
-    def program(self) -> PlanProgram:
+    def program(self) -> BufferedProgram:
         return self._sets[0].program
 
-    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         device = tensors[0].device
         if device.type != "cuda":
             return self._call_on_host(tensors, out)
@@ -129,23 +121,21 @@ class BufferedCalls:
     def repack(self) -> None:
         self.program.repack()  # the other sets share its packed weights
 
-    def _call_on_device(
-        self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors
-    ) -> list[torch.Tensor]:
+    def _call_on_device(self, index: int, tensors: Tensors, out: OutTensors) -> list[torch.Tensor]:
         if FAST_PATHS.is_capturing():
             with self._sets[0].lock:
-                return self.program.call_isolated(tensors, self._types, out)
+                return self.program.call_isolated(tensors, out)
         stream = FAST_PATHS.current_stream(index)
         buffers = self._acquire_for(stream)
         try:
-            return buffers.run(stream, tensors, self._types, out)
+            return buffers.run(stream, tensors, out)
         finally:
             buffers.lock.release()
 
-    def _call_on_host(self, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
+    def _call_on_host(self, tensors: Tensors, out: OutTensors) -> list[torch.Tensor]:
         buffers = self._acquire()
         try:
-            return buffers.program.call(tensors, self._types, out)
+            return buffers.program.call(tensors, out)
         finally:
             buffers.lock.release()
 
@@ -197,28 +187,13 @@ class BufferedCalls:
 
     @torch.inference_mode(False)  # its buffers must be usable in and out of inference mode
     @torch.no_grad()
-    def _clone_program(self) -> PlanProgram:
+    def _clone_program(self) -> BufferedProgram:
         return self.program.clone()
 
 
 def _lock_first_idle(sets: Sequence[_BufferSet], since: int) -> _BufferSet | None:
     """Lock and return the first set that is idle and was last used by call number `since` or before."""
     return next((each for each in sets if each.try_lock_idle(since)), None)
-
-
-class HostCalls:
-    """Concurrent calls on the CPU, of a program whose calls share no buffers."""
-
-    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype]) -> None:
-        self.plan = program.plan
-        self.program = program
-        self._types = types
-
-    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
-        return self.program.call(tensors, self._types, out)
-
-    def repack(self) -> None:
-        self.program.repack()
 
 
 class DirectCalls:
@@ -228,9 +203,7 @@ class DirectCalls:
     never wait for each other. Inputs are only copied if kernels cannot read their layout.
     """
 
-    def __init__(
-        self, plan: Plan, constants: ConstantCache, device: torch.device, types: Sequence[torch.dtype]
-    ) -> None:
+    def __init__(self, plan: Plan, constants: ConstantCache, device: torch.device) -> None:
         kernels = PlanKernels(plan, constants, device)
         pointers = LaunchPointers.of(kernels)
         self._launches = _launches(kernels)
@@ -250,8 +223,8 @@ class DirectCalls:
         self._scratch = [
             OutputBinding(form, device, pointers.arena.point) for form in _byte_forms(plan.arena_bytes)
         ]
-        stored = [plan.forms[name].dtype for name in plan.graph.outputs]
-        self._types = None if stored == list(types) else types
+        stored = tuple(plan.forms[name].dtype for name in plan.graph.outputs)
+        self._converted_dtypes = None if stored == plan.output_dtypes else plan.output_dtypes
         self._lock = threading.Lock()  # all threads share the argument buffers of the launches
         on_gpu = device.type == "cuda"
         self._index = device.index
@@ -262,7 +235,7 @@ class DirectCalls:
     def program(self) -> PlanProgram:
         return self._own_program()
 
-    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         # Plain loops: on this hot path a comprehension or a strict zip costs more than its work.
         alive, results = [], []
         with self._lock:
@@ -282,9 +255,9 @@ class DirectCalls:
                 launch()
         if out is not None:
             return copy_into(out, results)
-        if self._types is None:
+        if self._converted_dtypes is None:
             return results
-        return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
+        return [result.to(dtype) for result, dtype in zip(results, self._converted_dtypes, strict=True)]
 
     def repack(self) -> None:
         self._repack()

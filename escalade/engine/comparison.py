@@ -8,26 +8,99 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.text import Text
 
-from escalade.device.timing import Subject, time_interleaved
+from escalade.device.timing import ReplaySampler, Subject, interleave, keep_busy, time_interleaved
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
-from escalade.engine.notebook import table_html
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.step import PlanStep
-from escalade.engine.step_times import StepTime, time_plan, time_steps
+from escalade.engine.plan.plan import PlanStep
+from escalade.engine.plan.program import PlanProgram
+from escalade.engine.step_table import Columns, StepTable, microseconds
+from escalade.errors import EscaladeError
 from escalade.files import FileError
-from escalade.narrow_tables import Table, as_text
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
+
+_SECONDS = 0.02
+_WHOLE_SECONDS = 0.2
+_PLAN = "plan"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a step in the plan, and in PyTorch (None if that was not timed or PyTorch cannot compute it)."""
+
+    step: PlanStep
+    plan_us: float
+    pytorch_us: float | None = None
+
+    @property
+    def lost_us(self) -> float:
+        """The time by which PyTorch is faster, or 0."""
+        return 0.0 if self.pytorch_us is None else max(0.0, self.plan_us - self.pytorch_us)
+
+
+def copy_inputs(program: PlanProgram | PlanKernels, x: Sequence[torch.Tensor]) -> None:
+    """Copy inputs to the program's own input buffers."""
+    for buffer, tensor in zip(program.inputs, x, strict=True):
+        buffer.copy_(tensor)
+
+
+def time_steps(
+    kernels: PlanKernels,
+    x: Sequence[torch.Tensor],
+    device: torch.device,
+    against_pytorch: Callable[[PlanStep], bool] = lambda step: False,
+) -> list[StepTime]:
+    """Time all steps that run, in order, so that each finds valid inputs.
+
+    Steps selected by `against_pytorch` are interleaved with PyTorch's operators for the same node, both as CUDA graphs.
+    """
+    kernels.bind_own_memory()
+    copy_inputs(kernels, x)
+    return [_timed(kernels, step, call, device, against_pytorch(step)) for step, call in kernels.iter_steps()]
+
+
+def _timed(
+    kernels: PlanKernels,
+    step: PlanStep,
+    call: Callable[[], None],
+    device: torch.device,
+    against_pytorch: bool,
+) -> StepTime:
+    subjects = [Subject(_PLAN, [call])]
+    if against_pytorch and not step.in_pytorch:
+        subjects += _pytorch_subject(kernels, step)
+    times = time_interleaved(subjects, device, seconds_each=_SECONDS)
+    own = times[_PLAN].median_us
+    if step.in_pytorch:
+        return StepTime(step, own, own)
+    return StepTime(step, own, times[PYTORCH].median_us if PYTORCH in times else None)
+
+
+def _pytorch_subject(kernels: PlanKernels, step: PlanStep) -> list[Subject]:
+    """Return PyTorch's operators for a step as a timing subject, if they accept the step's values."""
+    compute = kernels.pytorch_call(step)
+    try:
+        compute()
+    except (EscaladeError, torch.OutOfMemoryError):
+        return []
+    return [Subject(PYTORCH, [compute])]
+
+
+def time_plan(program: PlanProgram, x: Sequence[torch.Tensor]) -> float:
+    """Return the time in microseconds of the whole plan, without copying its inputs."""
+    sampler = {_PLAN: ReplaySampler(lambda: copy_inputs(program, x), program.run)}
+    whole = interleave(
+        sampler, seconds_each=_WHOLE_SECONDS, min_rounds=10, max_rounds=500, before_round=keep_busy
+    )
+    return whole[_PLAN].median_us
+
 
 logger = logging.getLogger("escalade")
 
@@ -54,7 +127,7 @@ class ComparedStep:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(StepTable):
     """A plan compared with PyTorch: `str()` returns a table, `to_json()` everything. All times are of CUDA graphs."""
 
     dtype: str
@@ -78,28 +151,17 @@ class Comparison:
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "speedup": self.speedup}, indent=2)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._table()
-        for line in self.summary():
-            yield Text(line)
+    @property
+    def _heading(self) -> str:
+        return f"{self.title}: {self.dtype}, batch {self.batch}"
 
-    def __str__(self) -> str:
-        return as_text(self)
+    def _columns(self, width: int | None) -> tuple[Columns, Columns]:
+        return _TEXTS, _FIGURES
 
-    def _repr_html_(self) -> str:
-        """Return the comparison for a notebook, with a bar for the time of every step."""
-        return table_html(
-            self._heading,
-            ("#", *_TEXTS),
-            _FIGURES,
-            [[str(step.number), *_texts(step), *_figures(step)] for step in self.steps],
-            "µs",
-            [step.plan_us for step in self.steps],
-            self.summary(),
-        )
+    def _bars(self) -> tuple[str, list[float]]:
+        return "µs", [step.plan_us for step in self.steps]
 
     def summary(self) -> list[str]:
-        """Return the totals, one sentence each."""
         both = [step for step in self.steps if step.pytorch_us is not None]
         own, theirs = sum(step.plan_us for step in both), sum(step.pytorch_us or 0.0 for step in both)
         lines = [
@@ -122,33 +184,17 @@ class Comparison:
         )
         return lines
 
-    @property
-    def _heading(self) -> str:
-        return f"{self.title}: {self.dtype}, batch {self.batch}"
 
-    def _table(self) -> Table:
-        table = Table(title=escape(self._heading), title_justify="left")
-        table.add_column("#", justify="right")
-        for name in _TEXTS:
-            table.add_column(name, overflow="fold")
-        for name in _FIGURES:
-            table.add_column(name, justify="right", no_wrap=True)
-        for step in self.steps:
-            table.add_row(str(step.number), *map(escape, _texts(step)), *_figures(step))
-        return table
-
-
-_TEXTS = ("in the model", "operation", "rung")
-_FIGURES = ("plan µs", "PyTorch µs", "lost µs")
-
-
-def _texts(step: ComparedStep) -> tuple[str, ...]:
-    return step.source, step.operation, step.rung
-
-
-def _figures(step: ComparedStep) -> tuple[str, ...]:
-    theirs = "" if step.pytorch_us is None else f"{step.pytorch_us:.2f}"
-    return f"{step.plan_us:.2f}", theirs, f"{step.lost_us:.2f}" if step.lost_us else ""
+_TEXTS: Columns = {
+    "in the model": lambda step: step.source,
+    "operation": lambda step: step.operation,
+    "rung": lambda step: step.rung,
+}
+_FIGURES: Columns = {
+    "plan µs": lambda step: microseconds(step.plan_us),
+    "PyTorch µs": lambda step: microseconds(step.pytorch_us),
+    "lost µs": lambda step: microseconds(step.lost_us or None),
+}
 
 
 def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], batch: int) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import KEPT, Batch, Graph
-from escalade.engine.network import Shapes
+from escalade.engine.networks import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
@@ -96,7 +96,13 @@ def compile(
         OutOfMemory: The plan needs more memory than `memory`, or than the device has.
     """
     dtype = require_dtype(dtype)
-    sizes, batches = _check_image_sizes(sizes), _check_batches(batches)
+    sizes = _checked_list(
+        "sizes", sizes, "(rows, columns), as [(224, 224), (256, 320)]",
+        "a pair of rows and columns, as (224, 224)", _is_size,
+    )  # fmt: skip
+    batches = _checked_list(
+        "batches", batches, "batch sizes, as [1, 8, 32]", "a whole number of at least 1", _is_count
+    )
     if isinstance(model, str | os.PathLike):
         model, example_inputs, example_keywords = _with_example(
             read_model(model), example_inputs, example_keywords
@@ -224,28 +230,21 @@ def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
     return 1
 
 
-def _check_image_sizes(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    if isinstance(sizes, str | bytes | Mapping) or not isinstance(sizes, Iterable):
-        raise UnsupportedError(
-            f"sizes={sizes!r}: pass a list of (rows, columns), as [(224, 224), (256, 320)]"
-        )
-    found = list(sizes)
-    for size in found:
-        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
-            raise UnsupportedError(
-                f"sizes has {size!r}; each must be a pair of rows and columns, as (224, 224)"
-            )
+def _checked_list(
+    name: str, values: Iterable[Any], wanted: str, each: str, holds: Callable[[Any], bool]
+) -> list[Any]:
+    """Return an argument as a list; raises UnsupportedError if it is none, or has a value that is no `each`."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise UnsupportedError(f"{name}={values!r}: pass a list of {wanted}")
+    found = list(values)
+    for value in found:
+        if not holds(value):
+            raise UnsupportedError(f"{name} has {value!r}; each must be {each}")
     return found
 
 
-def _check_batches(batches: Iterable[int]) -> list[int]:
-    if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
-        raise UnsupportedError(f"batches={batches!r}: pass a list of batch sizes, as [1, 8, 32]")
-    found = list(batches)
-    for batch in found:
-        if not _is_count(batch):
-            raise UnsupportedError(f"batches has {batch!r}; each must be a whole number of at least 1")
-    return found
+def _is_size(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_count, value))
 
 
 def _is_count(value: object) -> bool:

@@ -39,8 +39,7 @@ from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 

@@ -31,8 +31,7 @@ from escalade.engine.file import read, to_device, write
 from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
-from escalade.engine.network import GraphProvider, Shapes, format_call, format_shape
-from escalade.engine.out_tensors import check_out
+from escalade.engine.networks import GraphProvider, Shapes, format_call, format_shape
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
@@ -160,7 +159,7 @@ class Engine(torch.nn.Module):
         cached = self._plans.of(tensors, _signature(tensors[0]) if is_one else None)
         if out is None:
             return self.unflatten(cached.calls.call(tensors), cached.calls.plan)
-        cached.calls.call(tensors, check_out(out, cached, tensors[0].device))
+        cached.calls.call(tensors, cached.check_out(out, tensors[0].device))
         return out
 
     def submit(self, *arguments: Any, **keywords: Any) -> Pending:
@@ -228,7 +227,7 @@ class Engine(torch.nn.Module):
         )
         made._source, made._sharing_weights = self._source, self._sharing_weights
         made._sharing_weights.add(made)
-        made._plans.set_artifacts(self._plans.artifacts)
+        made._plans.artifacts = self._plans.artifacts
         made._artifacts_source = self._artifacts_source
         for name, value in self._caller_attributes().items():
             vars(made)[name] = value.copy() if isinstance(value, dict) else value  # dicts hold the hooks
@@ -400,7 +399,7 @@ class Engine(torch.nn.Module):
 
     def set_artifacts(self, artifacts: AotArtifacts, source: str) -> None:
         """Use plans and machine code from a file, on this GPU and on any that the engine is moved to later."""
-        self._plans.set_artifacts(artifacts)
+        self._plans.artifacts = artifacts
         self._artifacts_source = source
         self._use_artifacts()
 

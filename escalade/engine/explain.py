@@ -8,17 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.text import Text
-
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form, unquantized
 from escalade.engine.nodes import operator_of
-from escalade.engine.notebook import table_html
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
-from escalade.narrow_tables import Table, as_text
+from escalade.engine.plan.plan import Plan, PlanStep
+from escalade.engine.step_table import Columns, StepTable, microseconds
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.choose.pytorch import PYTORCH
 from escalade.terminal_text import counted
@@ -79,11 +73,8 @@ class ArenaBlock:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Description of a plan: `str()` returns a table as wide as the terminal, `to_json()` everything.
-
-    In a notebook it is shown as an HTML table.
-    """
+class Explanation(StepTable):
+    """Description of a plan: `str()` returns a table as wide as the terminal, `to_json()` everything."""
 
     dtype: str
     batch: int
@@ -163,35 +154,46 @@ class Explanation:
         }
         return json.dumps({**asdict(self), "totals": totals}, indent=2)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _table(self, options.max_width)
-        for line in self.summary():
-            yield Text(line)
+    @property
+    def _heading(self) -> str:
+        return f"{self.title}: {self.dtype}, inputs {', '.join(self.inputs)}"
 
-    def __str__(self) -> str:
-        return as_text(self)
+    def _columns(self, width: int | None) -> tuple[Columns, Columns]:
+        texts: dict[str, Callable[[ExplainedStep], str]] = {
+            "in the model": lambda step: step.source,
+            "operation": lambda step: step.operation,
+            "problem": lambda step: step.problem,
+        }
+        if self.in_kernels:
+            texts["rung"] = lambda step: step.rung
+        if self.dtype in QUANTIZED:
+            texts["dtype"] = lambda step: step.dtype
+        is_wide = width is None or width >= _WIDE
+        if is_wide and self.in_kernels:
+            if width is not None:
+                texts["config"] = lambda step: " ".join(
+                    f"{name}={value}" for name, value in step.config.items()
+                )
+                texts["source"] = lambda step: ", ".join(step.kernels)
+            texts["why"] = lambda step: step.why
+        figures: dict[str, Callable[[ExplainedStep], str]] = {
+            "MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else ""
+        }
+        if is_wide:
+            figures["MB"] = lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else ""
+        if any(step.floor_us is not None for step in self.steps):
+            figures["floor µs"] = lambda step: microseconds(step.floor_us)
+        if any(step.time_us is not None for step in self.steps):
+            figures["µs"] = lambda step: microseconds(step.time_us)
+        return texts, figures
 
-    def _repr_html_(self) -> str:
-        """Return the plan for a notebook, with a bar per step: of its time, its lower bound, or its operations."""
-        texts = {**_texts(self), "why": lambda step: step.why} if self.in_kernels else _texts(self)
-        columns = {**texts, **_figures(self, width=_WIDE)}
-        measure, value_of = next(
-            (name, value)
-            for name, value in _MEASURES.items()
-            if any(map(value, self.steps)) or name == "bytes"
-        )
-        return table_html(
-            _heading(self),
-            ("#", *texts),
-            [*columns][len(texts) :],
-            [[str(step.number), *(cell(step) for cell in columns.values())] for step in self.steps],
-            measure,
-            [value_of(step) or 0.0 for step in self.steps],
-            self.summary(),
+    def _bars(self) -> tuple[str, list[float]]:
+        bars = {name: [value_of(step) or 0.0 for step in self.steps] for name, value_of in _MEASURES.items()}
+        return next(
+            ((name, values) for name, values in bars.items() if any(values)), ("bytes", bars["bytes"])
         )
 
     def summary(self) -> list[str]:
-        """Return the totals, one sentence each."""
         if not self.in_kernels:
             return [
                 f"{counted(len(self.steps), 'step')}, {self.flops / 1e9:.2f} GFLOP.",
@@ -336,7 +338,6 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
-_Columns = dict[str, Callable[[ExplainedStep], str]]
 _MEASURES: dict[str, Callable[[ExplainedStep], float | None]] = {
     "µs": lambda step: step.time_us,
     "floor µs": lambda step: step.floor_us,
@@ -344,59 +345,3 @@ _MEASURES: dict[str, Callable[[ExplainedStep], float | None]] = {
     "bytes": lambda step: step.bytes,
 }
 """Lengths of the bars in a notebook; the first that any step has is used."""
-
-
-def _heading(explanation: Explanation) -> str:
-    return f"{explanation.title}: {explanation.dtype}, inputs {', '.join(explanation.inputs)}"
-
-
-def _texts(explanation: Explanation) -> _Columns:
-    texts: _Columns = {
-        "in the model": lambda step: step.source,
-        "operation": lambda step: step.operation,
-        "problem": lambda step: step.problem,
-    }
-    if explanation.in_kernels:
-        texts["rung"] = lambda step: step.rung
-    if explanation.dtype in QUANTIZED:
-        texts["dtype"] = lambda step: step.dtype
-    return texts
-
-
-def _figures(explanation: Explanation, width: int) -> _Columns:
-    figures: _Columns = {"MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else ""}
-    if width >= _WIDE:
-        figures["MB"] = lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else ""
-    if any(step.floor_us is not None for step in explanation.steps):
-        figures["floor µs"] = lambda step: _microseconds(step.floor_us)
-    if any(step.time_us is not None for step in explanation.steps):
-        figures["µs"] = lambda step: _microseconds(step.time_us)
-    return figures
-
-
-def _table(explanation: Explanation, width: int) -> Table:
-    table = Table(title=escape(_heading(explanation)), title_justify="left")
-    texts, figures = _texts(explanation), _figures(explanation, width)
-    if width >= _WIDE and explanation.in_kernels:
-        texts |= {
-            "config": _config,
-            "source": lambda step: ", ".join(step.kernels),
-            "why": lambda step: step.why,
-        }
-    table.add_column("#", justify="right")
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    for step in explanation.steps:
-        cells = [escape(text(step)) for text in texts.values()]
-        table.add_row(str(step.number), *cells, *(figure(step) for figure in figures.values()))
-    return table
-
-
-def _config(step: ExplainedStep) -> str:
-    return " ".join(f"{name}={value}" for name, value in step.config.items())
-
-
-def _microseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -12,7 +12,7 @@ import torch
 from escalade.engine.calls import Calls
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
-from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
+from escalade.engine.plan.program import OutTensors, PlanProgram, Tensors, copy_into
 from escalade.errors import UnsupportedError
 
 _TOLERANCE = 1e-3
@@ -34,7 +34,7 @@ class FixedBatchCalls:
     def program(self) -> PlanProgram:
         return self._calls.program
 
-    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         pieces = [
             self._calls.call(
                 [

@@ -1,19 +1,139 @@
-"""The networks of an engine, one per set of input sizes that needed a capture of its own."""
+"""The networks of an engine: captured graphs, one per set of input sizes that needed a capture of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from escalade.engine.fixed_batch import require_independent_items
-from escalade.engine.graph.graph import Graph
-from escalade.engine.network import GraphProvider, Network, Shapes, format_call
+from escalade.engine.graph.graph import Batch, Graph, fixed_shape
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.stem import normalizes_input
+from escalade.engine.passes import optimize
 from escalade.engine.plan.constants import ConstantPool
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import counted
+
+Shapes = Sequence[tuple[int, ...]]
+GraphProvider = Callable[[Shapes], Graph]
+"""Captures the graph for inputs of other sizes."""
+
+
+class Network:
+    """A captured graph, for the range of batch sizes that it is valid for, optimized for a dtype."""
+
+    def __init__(self, captured: Graph, settings: Settings, pool: ConstantPool) -> None:
+        if settings.fixed_batch is not None:
+            require_independent_items(captured)
+        self.captured = captured
+        self._settings, self._pool = settings, pool
+        self._optimized: dict[str, Graph] = {}
+
+    def optimized(self, images: str) -> Graph:
+        """Return the optimized graph for input images in this layout (`nchw` or `nhwc`)."""
+        if images not in self._optimized:
+            graph = self.optimize(self.captured, images)
+            self._pool.share(graph)
+            self._optimized[images] = graph
+        return self._optimized[images]
+
+    @property
+    def known_layouts(self) -> tuple[str, ...]:
+        """Layouts of input images that the graph has been optimized for."""
+        return tuple(self._optimized)
+
+    def optimize(self, captured: Graph, images: str) -> Graph:
+        """Optimize the captured graph, or the same graph with other weights."""
+        with own_arithmetic("fp32", self._settings.device):
+            return optimize(captured, self._settings.dtype, self._settings.fusion, images)
+
+    def batch_of(self, shapes: Shapes) -> int | None:
+        """Return the batch size of inputs of these shapes, or None if the network does not cover them.
+
+        An empty batch is covered if every result is empty, too.
+        """
+        batch = self._batch_size(shapes)
+        least, most = self.captured.batches
+        if not batch:
+            least = (
+                0
+                if all(0 in fixed_shape(self.captured.shape_of(name), 0) for name in self.captured.outputs)
+                else 1
+            )
+        if batch < least or (most is not None and batch > most):
+            return None
+        wanted = [fixed_shape(entry.shape, batch) for entry in self.captured.inputs]
+        return batch if wanted == [*map(tuple, shapes)] else None
+
+    def raise_unsupported(self, shapes: Shapes) -> None:
+        """Raise UnsupportedError with the reason why the network does not cover these shapes."""
+        batch = self._batch_size(shapes)
+        for entry, shape in zip(self.captured.inputs, shapes, strict=True):
+            if tuple(shape) == fixed_shape(entry.shape, batch):
+                continue
+            expected = format_shape(entry.shape)
+            if len(shape) == len(entry.shape) - 1 and isinstance(entry.shape[0], Batch):
+                raise UnsupportedError(
+                    f"{entry.name} has shape {tuple(shape)}, without the batch dimension of {expected}; add it with "
+                    f"{entry.name}.unsqueeze(0)"
+                )
+            if self.captured.is_trusted:
+                raise UnsupportedError(
+                    f"{entry.name} has shape {tuple(shape)}; the engine was compiled for {expected}. Compile the model "
+                    "again for other sizes"
+                )
+            raise UnsupportedError(
+                f"{entry.name} has shape {tuple(shape)}; this engine comes from a file, which serves {expected} for "
+                f"{self._batch_range}. Only compile captures a model for other sizes"
+            )
+        if not batch:
+            raise UnsupportedError(
+                "batch size 0: not every result has a batch dimension, so there is no empty result"
+            )
+        raise UnsupportedError(
+            f"batch size {batch}: this graph was specialized for {self._batch_range}; recompile with an example of "
+            "this size"
+        )
+
+    @property
+    def _batch_range(self) -> str:
+        least, most = self.captured.batches
+        if not self.captured.is_batched:
+            return "this batch size"
+        return f"batch sizes {f'{least} to {most}' if most else f'>= {least}'}"
+
+    def _batch_size(self, shapes: Shapes) -> int:
+        batch = 1
+        for entry, shape in zip(self.captured.inputs, shapes, strict=True):
+            if entry.shape and isinstance(first := entry.shape[0], Batch) and len(shape) == len(entry.shape):
+                batch = shape[0] // first.times
+        return batch
+
+
+def format_shape(shape: Sequence[object]) -> str:
+    return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
+
+
+def format_call(graph: Graph) -> str:
+    """Return the arguments of a call as text: tensors by name and shape, other values by their repr."""
+    inputs = [_Unquoted(f"{entry.name} {format_shape(entry.shape)}") for entry in graph.inputs]
+    positional, keywords = pytree.tree_unflatten(inputs, graph.arguments)
+    return ", ".join([*map(repr, positional), *(_format_keyword(*item) for item in keywords.items())])
+
+
+class _Unquoted(str):
+    """A description of a tensor, printed without quotes among the reprs of other arguments."""
+
+    __repr__ = str.__str__
+
+
+def _format_keyword(name: str, value: Any) -> str:
+    return repr(value) if isinstance(value, _Unquoted) else f"{name}={value!r}"
+
 
 _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
@@ -25,7 +145,7 @@ class Networks:
         self._settings = settings
         self._graph_provider = graph_provider
         self.pool = ConstantPool()
-        self.first = self._network(graph)
+        self.first = Network(graph, settings, self.pool)
         self.known = [self.first]
         """The first network, and those with cached plans."""
 
@@ -64,7 +184,7 @@ class Networks:
             self.first.raise_unsupported(shapes)
         assert self._graph_provider is not None
         try:
-            network = self._network(self._graph_provider(shapes))
+            network = Network(self._graph_provider(shapes), self._settings, self.pool)
         except UnsupportedError as error:
             names = (entry.name for entry in self.first.captured.inputs)
             passed = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
@@ -76,12 +196,6 @@ class Networks:
         assert batch is not None, "it was captured for these shapes"
         self.known = [*self.known, network]
         return network, batch
-
-    def _network(self, graph: Graph) -> Network:
-        if self._settings.fixed_batch is not None:
-            require_independent_items(graph)
-        settings = self._settings
-        return Network(graph, settings.dtype, settings.fusion, settings.device, self.pool)
 
     def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
         wanted = getattr(torch, expected)

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -27,24 +26,22 @@ from escalade.engine.aot import (
     cards_for,
 )
 from escalade.engine.cached_plan import CachedPlan, GuardedPlan, SpecializedGraph
-from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
+from escalade.engine.calls import BufferedCalls, Calls, DirectCalls
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import faster_in_pytorch
 from escalade.engine.fixed_batch import FixedBatchCalls
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
-from escalade.engine.network import GraphProvider, Network
-from escalade.engine.networks import Networks
+from escalade.engine.networks import GraphProvider, Network, Networks
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import PlanKernels, compile_plans
+from escalade.engine.plan.kernels import PlanKernels, avoid_failed, compile_plans
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.reference_program import ReferenceProgram
-from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
+from escalade.engine.plan.stepwise import program_for
 from escalade.engine.settings import Settings
 from escalade.engine.weight_update import weight_update
 from escalade.errors import CompileError, ToolError, UnsupportedError
@@ -62,15 +59,6 @@ InputSignature = tuple[Any, ...]
 """Shape, dtype, device and strides of the one tensor of a call."""
 
 
-@dataclass(frozen=True)
-class _PlannedInputs:
-    """A plan, and the function that made it, to plan again with some nodes left to PyTorch."""
-
-    plan: Plan
-    planner: Callable[..., Plan]
-    specialized: SpecializedGraph
-
-
 class PlanCache:
     """Plans for the inputs seen so far, ready to be called; the least recently used is evicted for a new one."""
 
@@ -84,7 +72,7 @@ class PlanCache:
         self.uses = count()
         self._avoid = frozenset() if settings.fixed_batch is None else _batch_dependent_rungs()
         self.artifacts = NO_ARTIFACTS
-        """Plans and machine code from a file."""
+        """Plans and machine code from a file; plans are rebuilt from the decisions in it where it has them."""
         self.constants: dict[torch.device, ConstantCache] = {}
         """Weights, shared by the plans on one device."""
         self.cached: dict[tuple[Any, ...], CachedPlan] = {}
@@ -98,10 +86,6 @@ class PlanCache:
         made = PlanCache(graph, settings, graph_provider)
         made._avoid, made.artifacts = self._avoid, self.artifacts
         return made
-
-    def set_artifacts(self, artifacts: AotArtifacts) -> None:
-        """Rebuild plans from the decisions in a file where it has them."""
-        self.artifacts = artifacts
 
     def batches(self) -> list[int]:
         with self._lock:
@@ -170,7 +154,7 @@ class PlanCache:
             new = {_key(tensors): tensors for tensors in several if _key(tensors) not in self.cached}
             planned = [(key, tensors, *self.networks.of(tensors)) for key, tensors in new.items()]
             plans = [self._plan_inputs(network, batch, tensors) for _, tensors, network, batch in planned]
-            total, memory = sum(self._bytes_of(each.plan) for each in plans), self._settings.memory
+            total, memory = sum(self._bytes_of(plan) for plan, _ in plans), self._settings.memory
             if memory is not None and total > memory and len(plans) > 1:
                 raise UnsupportedError(
                     f"these {len(plans)} plans need {total / 2**20:.1f} MiB for values and packed weights, but memory= "
@@ -178,15 +162,15 @@ class PlanCache:
                 )
             if self._settings.where != "cpu":
                 try:
-                    compile_plans([each.plan for each in plans], self._settings.device)
+                    compile_plans([plan for plan, _ in plans], self._settings.device)
                 except ToolError as error:
                     raise self._without_compiler(error, self._settings.device) from error
-            for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
-                self._insert(key, network, batch, tensors, plan)
+            for (key, tensors, network, batch), (plan, specialized) in zip(planned, plans, strict=True):
+                self._insert(key, network, batch, tensors, plan, specialized)
 
     def _create(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> CachedPlan:
         network, batch = self.networks.of(tensors)
-        return self._insert(key, network, batch, tensors, self._plan_inputs(network, batch, tensors))
+        return self._insert(key, network, batch, tensors, *self._plan_inputs(network, batch, tensors))
 
     def _insert(
         self,
@@ -194,13 +178,14 @@ class PlanCache:
         network: Network,
         batch: int,
         tensors: Sequence[torch.Tensor],
-        planned: _PlannedInputs,
+        plan: Plan,
+        specialized: SpecializedGraph,
     ) -> CachedPlan:
         """Make a new plan callable and cache it. Evict first: there may be no memory for both."""
         with self._lock:
             while len(self.cached) >= self._settings.plans:
                 self._evict_oldest()
-        calls, specialized = self._make_calls(network, batch, tensors, planned)
+        calls, specialized = self._make_calls(network, batch, tensors, plan, specialized)
         made = CachedPlan(calls, network, batch, specialized)
         with self._lock:
             self.cached[key] = made
@@ -236,56 +221,54 @@ class PlanCache:
     @gc_paused()
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _plan_inputs(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _PlannedInputs:
+    def _plan_inputs(
+        self, network: Network, batch: int, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Plan, SpecializedGraph]:
         """Plan for these inputs, using the decisions in the engine's file if it has any for them."""
         device = tensors[0].device
-        if batch and not network.captured.is_trusted:
-            check_sizes(network.captured, batch)
-        pairs = zip(network.captured.inputs, tensors, strict=True)
-        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in pairs}
+        formats = _checked_formats(network, batch, tensors)
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         saved = self.artifacts.plan_for(Card.of(device), inputs)
         here = architecture_of(device)
         expected = CompileAhead(here) if here and not saved else None
         specialized = self._specialized(network, device, batch, formats)
-        planner = self._planner(specialized, formats)
+        planner = self._planner(specialized)
         if not saved:
-            return _PlannedInputs(planner(expected=expected), planner, specialized)
+            return planner(expected=expected), specialized
         plan = planner(saved.in_pytorch, decided=saved.decided)
         self._warn_of_recompilation(plan, saved.architecture)
-        return _PlannedInputs(plan, planner, specialized)
+        return plan, specialized
 
     @torch.inference_mode(False)  # its buffers must be usable in and out of inference mode
     @torch.no_grad()
     def _make_calls(
-        self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _PlannedInputs
+        self,
+        network: Network,
+        batch: int,
+        tensors: Sequence[torch.Tensor],
+        plan: Plan,
+        specialized: SpecializedGraph,
     ) -> tuple[Calls, SpecializedGraph]:
         """Make a plan callable. If a kernel does not compile, warn once and plan again without its rung."""
         device = tensors[0].device
         while True:
-            plan = planned.plan
             self._evict_for(plan)
             constants = self.constants.setdefault(device, ConstantCache(self._settings.dtype, device))
             if self._settings.where == "cpu":
-                return HostCalls(ReferenceProgram(plan, constants), network.output_types), planned.specialized
+                return ReferenceProgram(plan, constants), specialized
             try:
                 if self._settings.measured and plan.steps:
-                    plan = planned.planner(faster_in_pytorch(PlanKernels(plan, constants, device), tensors))
+                    measured = faster_in_pytorch(PlanKernels(plan, constants, device), tensors)
+                    plan = self._planner(specialized)(measured)
                 if plan.is_direct:
-                    return DirectCalls(plan, constants, device, network.output_types), planned.specialized
-                kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
-                program = kind(plan, constants, device)
-                calls = BufferedCalls(program, network.output_types, self._settings.buffers)
-                return calls, planned.specialized
+                    return DirectCalls(plan, constants, device), specialized
+                program = program_for(plan, constants, device)
+                return BufferedCalls(program, self._settings.buffers), specialized
             except ToolError as error:
                 raise self._without_compiler(error, device) from error
             except CompileError as error:
-                failed = failing_rung(plan, error)
-                if failed is None or failed in self._avoid:
-                    raise
-                logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
-                self._avoid |= {failed}
-                planned = self._plan_inputs(network, batch, tensors)
+                self._avoid = avoid_failed(plan, error, self._avoid)
+                plan, specialized = self._plan_inputs(network, batch, tensors)
 
     def _without_compiler(self, error: ToolError, device: torch.device) -> ToolError:
         """Return the error with the sizes that the engine's file has kernels for."""
@@ -302,24 +285,17 @@ class PlanCache:
         """Plan for inputs like these on a card that need not be present, without compiling."""
         with self._planning:
             network, batch = self.networks.of(tensors)
-        if batch and not network.captured.is_trusted:
-            check_sizes(network.captured, batch)
-        pairs = zip(network.captured.inputs, tensors, strict=True)
-        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in pairs}
-        return self.planner(network, card, batch, formats)()
+        return self.planner(network, card, batch, _checked_formats(network, batch, tensors))()
 
     def planner(
         self, network: Network, place: DeviceOrCard, batch: int, formats: Mapping[str, InputFormat]
     ) -> Callable[..., Plan]:
         """Return `make_plan` with the arguments for a batch size, device and input formats bound."""
-        return self._planner(self._specialized(network, place, batch, formats), formats)
+        return self._planner(self._specialized(network, place, batch, formats))
 
-    def _planner(
-        self, specialized: SpecializedGraph, formats: Mapping[str, InputFormat]
-    ) -> Callable[..., Plan]:
-        settings = self._settings
-        graph, place, avoid = specialized.graph, specialized.place, specialized.avoid
-        arguments = (graph, settings.dtype, place, formats, avoid, settings.fusion)
+    def _planner(self, specialized: SpecializedGraph) -> Callable[..., Plan]:
+        settings, one = self._settings, specialized
+        arguments = (one.graph, settings.dtype, one.place, one.formats, one.avoid, settings.fusion)
         return partial(make_plan, *arguments, deterministic=settings.fixed_batch is not None)
 
     def _specialized(
@@ -328,7 +304,7 @@ class PlanCache:
         images = self._image_layout(formats.values())
         graph = self.specialize(network.optimized(images), batch, place, self._avoid)
         self.networks.pool.share(graph)
-        return SpecializedGraph(graph, images, place, self._avoid)
+        return SpecializedGraph(graph, formats, images, place, self._avoid)
 
     def specialize(self, optimized: Graph, batch: int, place: DeviceOrCard, avoid: frozenset[str]) -> Graph:
         """Return an optimized graph for one batch size, as plans are made of it."""
@@ -426,14 +402,12 @@ class PlanCache:
         return Card.of(self._settings.device) if self._settings.where == "cuda" else None
 
 
-def failing_rung(plan: Plan, error: CompileError) -> str | None:
-    """Return the rung whose program a compile error names."""
-    for step in plan.steps:
-        if not (step.recipe and step.choice and step.lowered):
-            continue
-        if any(str(program) in str(error) for program in step.recipe.programs):
-            return f"{step.lowered.operation.name}/{step.choice.rung.name}"
-    return None
+def _checked_formats(network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> dict[str, InputFormat]:
+    """Return the formats of inputs by name; a graph from a file is checked at their sizes first."""
+    if batch and not network.captured.is_trusted:
+        check_sizes(network.captured, batch)
+    pairs = zip(network.captured.inputs, tensors, strict=True)
+    return {entry.name: InputFormat.of(tensor) for entry, tensor in pairs}
 
 
 def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from escalade.errors import UnsupportedError
 from escalade.models.folder import CONFIG, read_folder
 from escalade.models.onnx_import.reader import SUFFIX as ONNX_SUFFIX
 from escalade.models.onnx_import.reader import read_onnx
+from escalade.models.weight_files import first_line
 
 logger = logging.getLogger("escalade")
 
@@ -82,9 +83,8 @@ def read_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
         with muted(torch.export.__name__):
             return torch.export.load(file)
     except Exception as error:  # PyTorch's reader raises all kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(
-            f"{file} was not written by torch.export.save, or is damaged: {reason}"
+            f"{file} was not written by torch.export.save, or is damaged: {first_line(error)}"
         ) from error
 
 

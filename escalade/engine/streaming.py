@@ -88,28 +88,7 @@ def stream(
         raise UnsupportedError(f"batches is of type {type(batches).__name__}; pass a list or an iterator")
     if then is not None and not callable(then):
         raise UnsupportedError(f"then={then!r}: pass a function of the engine's results")
-    return _results(_CallRunner(engine, then), batches, depth)
-
-
-class _CallRunner:
-    """Runs calls of an engine and post-processes their results."""
-
-    def __init__(self, engine: StreamableEngine, then: Callable[[Any], Any] | None) -> None:
-        self.engine = engine
-        self._then = then
-
-    def run(self, calls: Calls, inputs: Sequence[torch.Tensor]) -> _BatchResult:
-        """Run one call on the current stream."""
-        results = calls.call(inputs)
-        if self._then is None:
-            return _BatchResult(results, partial(self.engine.unflatten, plan=calls.plan))
-        tensors, structure = pytree.tree_flatten(self._then(self.engine.unflatten(results, calls.plan)))
-        for each in tensors:
-            if not isinstance(each, torch.Tensor):
-                raise UnsupportedError(
-                    f"then returned a {type(each).__name__}; it must return a tensor, or tensors in lists and dicts"
-                )
-        return _BatchResult(tensors, structure.unflatten)
+    return _results(engine, batches, depth, then)
 
 
 @dataclass(frozen=True)
@@ -120,11 +99,12 @@ class _BatchResult:
     unflatten: Callable[[list[torch.Tensor]], Any]
 
 
-def _results(runner: _CallRunner, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
-    engine = runner.engine
+def _results(
+    engine: StreamableEngine, batches: Iterable[Any], depth: int, then: Callable[[Any], Any] | None
+) -> Generator[Any, None, None]:
     streams = _Streams.on(engine.device) if engine.device.type == "cuda" else None
     slots: list[_Slot] = [
-        _HostSlot(runner) if streams is None else _DeviceSlot(runner, streams)
+        _HostSlot(engine, then) if streams is None else _DeviceSlot(engine, then, streams)
         for _ in range(depth + (1 if streams is None else 2))
     ]
     feeder = _Feeder(slots, None if streams is None else streams.device)
@@ -170,12 +150,31 @@ class _EndOfBatches:
             del error
 
 
-class _Slot(Protocol):
+class _Slot:
     """Buffers for one batch in flight. The feeder sends, then the consumer receives, one at a time."""
 
-    def send(self, batch: Any) -> None: ...
+    def __init__(self, engine: StreamableEngine, then: Callable[[Any], Any] | None) -> None:
+        self._engine = engine
+        self._then = then
 
-    def receive(self) -> _BatchResult: ...
+    def send(self, batch: Any) -> None:
+        raise NotImplementedError
+
+    def receive(self) -> _BatchResult:
+        raise NotImplementedError
+
+    def _run(self, calls: Calls, inputs: Sequence[torch.Tensor]) -> _BatchResult:
+        """Run one call on the current stream, and `then` on its results."""
+        results = calls.call(inputs)
+        if self._then is None:
+            return _BatchResult(results, partial(self._engine.unflatten, plan=calls.plan))
+        tensors, structure = pytree.tree_flatten(self._then(self._engine.unflatten(results, calls.plan)))
+        for each in tensors:
+            if not isinstance(each, torch.Tensor):
+                raise UnsupportedError(
+                    f"then returned a {type(each).__name__}; it must return a tensor, or tensors in lists and dicts"
+                )
+        return _BatchResult(tensors, structure.unflatten)
 
 
 @dataclass(frozen=True)
@@ -283,12 +282,11 @@ def _close(producer: Iterator[Any] | None) -> None:
         logger.warning("the producer of batches raised when it was closed", exc_info=True)
 
 
-class _HostSlot:
+class _HostSlot(_Slot):
     """Slot for engines on the CPU and the twin."""
 
-    def __init__(self, runner: _CallRunner) -> None:
-        self._runner = runner
-        self._engine = runner.engine
+    def __init__(self, engine: StreamableEngine, then: Callable[[Any], Any] | None) -> None:
+        super().__init__(engine, then)
         self._staging = StagingBuffer(_HOST)
         self._inputs: list[torch.Tensor] = []
 
@@ -296,19 +294,20 @@ class _HostSlot:
         self._inputs = _staged(_tensors(self._engine, batch), self._staging)
 
     def receive(self) -> _BatchResult:
-        return self._runner.run(self._engine.calls(self._inputs), self._inputs)
+        return self._run(self._engine.calls(self._inputs), self._inputs)
 
 
-class _DeviceSlot:
+class _DeviceSlot(_Slot):
     """Slot for engines on a GPU.
 
     It is free again once its results are on the host, so earlier events need no waiting. It has input buffers of its
     own, which kernels read in place, so it can be filled whenever a copy engine is free.
     """
 
-    def __init__(self, runner: _CallRunner, streams: _Streams) -> None:
-        self._runner = runner
-        self._engine = runner.engine
+    def __init__(
+        self, engine: StreamableEngine, then: Callable[[Any], Any] | None, streams: _Streams
+    ) -> None:
+        super().__init__(engine, then)
         self._streams = streams
         self._staging = StagingBuffer(_HOST, pinned=True)
         self._inputs = StagingBuffer(streams.device)
@@ -341,7 +340,7 @@ class _DeviceSlot:
             producer.wait_event(self._arrived)
         with torch.cuda.stream(streams.compute):
             streams.compute.wait_event(self._arrived)
-            computed = self._runner.run(calls, inputs)
+            computed = self._run(calls, inputs)
             self._computed.record(streams.compute)
         self._keep_alive += computed.tensors
         with torch.cuda.stream(streams.d2h):

@@ -30,8 +30,7 @@ class WeightSnapshot:
         for number, weight in enumerate(weights):
             by_device.setdefault(weight.device, []).append(number)
         self._groups = [
-            _group_class(device)([weights[number] for number in numbers], numbers)
-            for device, numbers in by_device.items()
+            _Group([weights[number] for number in numbers], numbers) for numbers in by_device.values()
         ]
 
     @property
@@ -79,25 +78,16 @@ class _Group:
         """Return the weights' current bytes: views if all weights are dense, else copies."""
         return _padded_bytes(self._weights) if self._views is None else self._views
 
-
-class _HostGroup(_Group):
     def is_unchanged(self) -> bool:
+        if self._saved.device.type != "cpu":
+            # One concatenation, one comparison, one synchronization for all weights.
+            return torch.equal(torch.cat(self._bytes()).view(torch.int64), self._saved.view(torch.int64))
         kept = self._saved.data_ptr()
         for piece in self._bytes():
             if _libc.memcmp(piece.data_ptr(), kept, piece.numel()):
                 return False
             kept += piece.numel()
         return True
-
-
-class _DeviceGroup(_Group):
-    def is_unchanged(self) -> bool:
-        # One concatenation, one comparison, one synchronization for all weights.
-        return torch.equal(torch.cat(self._bytes()).view(torch.int64), self._saved.view(torch.int64))
-
-
-def _group_class(device: torch.device) -> type[_HostGroup] | type[_DeviceGroup]:
-    return _HostGroup if device.type == "cpu" else _DeviceGroup
 
 
 def _layout(weight: torch.Tensor) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.model_copy import unwrapped
 from escalade.engine.capture.weight_values import named_tensors
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.network import Network
+from escalade.engine.networks import Network
 from escalade.engine.plan.constants import ConstantCache, check_finite_weights, equal_bits, write_tensor
 from escalade.errors import UnsupportedError
 

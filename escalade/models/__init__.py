@@ -4,13 +4,17 @@ Only FusedSpectralAutoencoder uses Escalade's kernels directly. `load_*` functio
 included.
 """
 
-from escalade.models.autoencoder import ConvAutoencoder, load_autoencoder
+from escalade.models.autoencoders import (
+    ConvAutoencoder,
+    FusedSpectralAutoencoder,
+    SpectralAutoencoder,
+    load_autoencoder,
+)
 from escalade.models.densenet import DenseNet, densenet121
 from escalade.models.lenet import LeNet, load_lenet
 from escalade.models.mobilenet import MobileNetV2, mobilenet_v2
 from escalade.models.registry import MODELS, NAMES, example, model, settle
 from escalade.models.resnet import ResNet, load_resnet, read_resnet, resnet18, resnet34, resnet50
-from escalade.models.spectral_autoencoder import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.models.unet import UNet
 from escalade.models.vgg import VGG, vgg16_bn
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from escalade import parsing
 from escalade.errors import UnsupportedError
-from escalade.models.tensor_file import read_tensors
+from escalade.models.weight_files import first_line, load_weights, read_tensors
 from escalade.terminal_text import printable
 
 CONFIG = "config.json"
@@ -43,28 +43,6 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[nn.Module, torch.Tensor]:
     return model.eval(), torch.randn(1, *item, generator=torch.Generator().manual_seed(0))
 
 
-def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor], title: str) -> None:
-    """Load weights into a model; raises with the first names that do not match."""
-    own = model.state_dict()
-    missing = [name for name in own if name not in state]
-    unknown = [name for name in state if name not in own]
-    shapes = [
-        f"{name} {list(state[name].shape)} instead of {list(own[name].shape)}"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if missing or unknown or shapes:
-        kinds = (("lacks", missing), ("has in addition", unknown), ("has other shapes for", shapes))
-        reasons = (f"it {verb} {_first(names)}" for verb, names in kinds if names)
-        raise UnsupportedError(f"{title} does not fit the network: {'; '.join(reasons)}")
-    model.load_state_dict(dict(state))
-
-
-def _first(names: list[str], most: int = 3) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(printable, names[:most])) + rest
-
-
 def _from_timm(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:
     timm = _library("timm", folder)
     arguments = dict(config.get("model_args") or {})
@@ -75,7 +53,7 @@ def _from_timm(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[nn.Modu
     except Exception as error:  # timm raises all kinds for names and arguments that it does not know
         raise UnsupportedError(
             f"timm {timm.__version__} cannot make {printable(config['architecture'])!r} as "
-            f"{printable(folder / CONFIG)} describes it: {_reason(error)}"
+            f"{printable(folder / CONFIG)} describes it: {first_line(error)}"
         ) from error
     weights = next((file for name in _WEIGHTS if (file := folder / name).is_file()), None)
     if weights is None:
@@ -98,7 +76,9 @@ def _from_transformers(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple
     try:
         model = kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise UnsupportedError(f"transformers cannot read {printable(folder)}: {_reason(error)}") from error
+        raise UnsupportedError(
+            f"transformers cannot read {printable(folder)}: {first_line(error)}"
+        ) from error
     channels = config.get("num_channels", _IMAGE[0])
     return model, (channels, *_image_size(folder, config))
 
@@ -123,7 +103,7 @@ def _library(name: str, folder: pathlib.Path) -> Any:
     except ImportError as error:
         raise UnsupportedError(
             f"{printable(folder)} holds a network of {name}, which makes it but cannot be imported here "
-            f"({_reason(error)}); pip install {name}"
+            f"({first_line(error)}); pip install {name}"
         ) from error
 
 
@@ -136,11 +116,7 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
     try:
         found = parsing.parse_unique(file.read_text())
     except (OSError, ValueError) as error:
-        raise UnsupportedError(f"{printable(file)} cannot be read: {_reason(error)}") from error
+        raise UnsupportedError(f"{printable(file)} cannot be read: {first_line(error)}") from error
     if not isinstance(found, dict):
         raise UnsupportedError(f"{printable(file)} is not a JSON object")
     return found
-
-
-def _reason(error: Exception) -> str:
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.models.flat_file import FlatFile
+from escalade.models.weight_files import FlatFile
 
 
 class LeNet(nn.Module):

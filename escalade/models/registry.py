@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.models.autoencoder import ConvAutoencoder
+from escalade.models.autoencoders import ConvAutoencoder, SpectralAutoencoder
 from escalade.models.densenet import densenet121
 from escalade.models.lenet import LeNet
 from escalade.models.mobilenet import mobilenet_v2
 from escalade.models.resnet import resnet18, resnet34, resnet50
-from escalade.models.spectral_autoencoder import SpectralAutoencoder
 from escalade.models.unet import UNet
 from escalade.models.vgg import vgg16_bn
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.models.tensor_file import read_tensors
-from escalade.terminal_text import counted
+from escalade.models.weight_files import load_weights, read_tensors, require_fit
+from escalade.terminal_text import printable
 
 
 def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -122,7 +122,7 @@ def load_resnet(model: ResNet, path: str | pathlib.Path) -> ResNet:
     files are read with `weights_only`, so no code in them runs.
     """
     file = pathlib.Path(path)
-    return _fill(model, _read_state(file), file.name)
+    return _filled(model, _read_state(file), file)
 
 
 def read_resnet(path: str | pathlib.Path) -> ResNet:
@@ -141,8 +141,13 @@ def read_resnet(path: str | pathlib.Path) -> ResNet:
     block = Bottleneck if "layer1.0.conv3.weight" in state else BasicBlock
     make = partial(ResNet, block, depths, len(head), stem.shape[2:] == (3, 3), len(stem))
     with torch.device("meta"):  # check the shapes before allocating memory for them
-        _require_fit(make(), state, file.name)
-    return _fill(make(), state, file.name)
+        require_fit(make(), state, printable(file.name))
+    return _filled(make(), state, file)
+
+
+def _filled(model: ResNet, state: Mapping[str, torch.Tensor], file: pathlib.Path) -> ResNet:
+    load_weights(model, state, printable(file.name))
+    return model.eval()
 
 
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
@@ -154,25 +159,3 @@ def _torchvision_name(name: str) -> str:
     name = name.removeprefix("module.")  # added by DataParallel and DDP
     name = re.sub(r"^(layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
     return re.sub(r"^linear\.", "fc.", name)
-
-
-def _require_fit(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> None:
-    wanted = model.state_dict()
-    counters = {entry for entry in wanted if entry.endswith("num_batches_tracked")}
-    missing = sorted(set(wanted) - set(state) - counters)
-    extra = sorted(set(state) - set(wanted))
-    wrong = sorted(entry for entry in set(wanted) & set(state) if wanted[entry].shape != state[entry].shape)
-    if missing or extra or wrong:
-        raise UnsupportedError(
-            f"{name} does not fit this network: {counted(len(missing), 'tensor')} missing {missing[:3]}, "
-            f"{len(extra)} unknown {extra[:3]}, {len(wrong)} of a different shape {wrong[:3]}"
-        )
-
-
-def _fill(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> ResNet:
-    _require_fit(model, state, name)
-    wanted = model.state_dict()
-    model.load_state_dict(
-        {entry: value.to(wanted[entry].dtype) for entry, value in state.items()}, strict=False
-    )
-    return model.eval()

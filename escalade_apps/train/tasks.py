@@ -13,7 +13,7 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder, load_autoencoder, load_resnet
 from escalade.models.resnet import BasicBlock, ResNet
-from escalade.models.tensor_file import read_tensors
+from escalade.models.weight_files import read_tensors
 from escalade_apps.train.batches import Normalization
 from escalade_apps.train.data.images import Images
 from escalade_apps.train.settings import Settings

@@ -13,8 +13,8 @@ from torch import nn
 
 from escalade.device.memory import allocate, release
 from escalade.engine.training.program import KernelStep
+from escalade.engine.training.settings import GRAPH, TECHNIQUES
 from escalade.engine.training.step import TrainingStep
-from escalade.engine.training.techniques import GRAPH, TECHNIQUES
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from escalade_bench.ladder import climb, free

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from escalade.device.nvml import ConditionMonitor
+from escalade.engine.comparison import time_plan, time_steps
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record

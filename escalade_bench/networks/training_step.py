@@ -14,10 +14,10 @@ from torch import nn
 from escalade.device.timing import on_gpu
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
-from escalade.engine.plan.arena import peak_bytes
+from escalade.engine.plan.liveness import peak_bytes
 from escalade.engine.plan.plan import Plan
+from escalade.engine.training.settings import GRAPH
 from escalade.engine.training.step import TrainingStep, plan_training_step
-from escalade.engine.training.techniques import GRAPH
 from escalade.tune.verification import UNIT_ROUNDOFF
 from escalade_apps.train.steps import Loss
 from escalade_bench.ladder import free

@@ -14,8 +14,7 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable, TwinOptions
 from escalade.engine.explain import ExplainedStep, explain_plan
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.errors import EscaladeError
 from escalade.ops.base.operation import Operation
 from escalade.ops.choose.choice import Choice

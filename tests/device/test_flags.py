@@ -23,7 +23,7 @@ from escalade.device.recipe import (
 from escalade.device.run import Executable
 from escalade.engine.graph.graph import Node
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import PlanStep
 from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem

@@ -16,13 +16,19 @@ from torch import nn
 import escalade
 from escalade.device.timing import Subject, Timing, summarize
 from escalade.engine import comparison as comparing
-from escalade.engine import step_times
 from escalade.engine.capture.export import capture
-from escalade.engine.comparison import ComparedStep, Comparison, faster_in_pytorch, whole_in_pytorch
+from escalade.engine.comparison import (
+    ComparedStep,
+    Comparison,
+    StepTime,
+    faster_in_pytorch,
+    time_plan,
+    time_steps,
+    whole_in_pytorch,
+)
 from escalade.engine.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.errors import UnsupportedError
 from escalade.files import FileError
 from escalade.ops.choose import table
@@ -85,7 +91,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
             turns.append([subject.name for subject in subjects])
             return {subject.name: summarize([given[subject.name]], "graph") for subject in subjects}
 
-        monkeypatch.setattr(step_times, "time_interleaved", timed)
+        monkeypatch.setattr(comparing, "time_interleaved", timed)
         return turns
 
     return made_up
@@ -105,7 +111,7 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
 
 def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
     """A change of order that PyTorch leaves for later would be no rival to a kernel that does it."""
-    step_times.copy_inputs(program, (x,))
+    comparing.copy_inputs(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
     result = program.pytorch_call(convert)()
     assert torch.equal(result, x) and not result.is_contiguous()

@@ -14,7 +14,7 @@ from escalade.device import cuda
 from escalade.engine import call_queue, streaming
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.streaming import _CallRunner, _DeviceSlot, _Streams
+from escalade.engine.streaming import _DeviceSlot, _Streams
 from tests.fake_cuda import Box, Gpu, Point
 
 CUDA = torch.device("cuda", 0)
@@ -40,7 +40,7 @@ class Doubling:
     def clone(self) -> Doubling:
         return Doubling(self._gpu)
 
-    def call(self, tensors: Sequence[Any], types: Any, out: Any) -> list[Any]:
+    def call(self, tensors: Sequence[Any], out: Any) -> list[Any]:
         self._between.twice(tensors[0])
         return [Box(self._gpu).copy_(self._between)]
 
@@ -52,7 +52,7 @@ def values(boxes: Sequence[Any]) -> list[float]:
 
 
 def buffered(gpu: Gpu, most: int = 1) -> BufferedCalls:
-    return BufferedCalls(Doubling(gpu), (torch.float32,), most)  # type: ignore[arg-type]
+    return BufferedCalls(Doubling(gpu), most)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -147,7 +147,7 @@ def test_buffers_for_which_there_is_no_memory_are_tried_once(gpu: Gpu) -> None:
             tried.append(self)
             raise torch.OutOfMemoryError("no memory")
 
-    calls, streams = BufferedCalls(Scarce(gpu), (torch.float32,), 3), [gpu.stream() for _ in range(3)]  # type: ignore[arg-type]
+    calls, streams = BufferedCalls(Scarce(gpu), 3), [gpu.stream() for _ in range(3)]  # type: ignore[arg-type]
     results = []
     for number in range(6):
         with gpu.on(streams[number % 3]):
@@ -178,7 +178,7 @@ def test_a_slot_waits_for_each_of_its_streams(
     monkeypatch.setattr(streaming.torch, "Tensor", Box)
     engine: Any = SimpleNamespace(calls=lambda given: calls, unflatten=lambda results, plan: results)
     lanes = _Streams.on(CUDA)
-    slots = [_DeviceSlot(_CallRunner(engine, then), lanes) for _ in range(3)]
+    slots = [_DeviceSlot(engine, then, lanes) for _ in range(3)]
     results: list[Any] = []
     for number in range(12):
         if number >= len(slots):

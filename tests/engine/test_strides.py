@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from escalade.device.strides import is_apart
-from escalade.engine import compile, plan_cache
+from escalade.engine import compile
+from escalade.engine.plan import stepwise
 from escalade.errors import UnsupportedError
 from tests import strides
 
@@ -25,7 +26,7 @@ def test_out(device: str, seed: int) -> None:
 
 
 def test_out_of_a_plan_run_step_by_step(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(plan_cache, "is_faster_stepwise", lambda *_: True)
+    monkeypatch.setattr(stepwise, "is_faster_stepwise", lambda *_: True)
     strides.check_outs_among_each_other("twin", seed)
 
 

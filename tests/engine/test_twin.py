@@ -19,7 +19,8 @@ from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes.evaluate import own_arithmetic
-from escalade.engine.plan import kernels, multi_output
+from escalade.engine.plan import kernels
+from escalade.engine.plan import program as programs
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
@@ -149,14 +150,14 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []
-    real = multi_output.compute
+    real = programs.compute
 
     def spy(*given: Any) -> torch.Tensor:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         seen.append((cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32))
         return real(*given)
 
-    monkeypatch.setattr(multi_output, "compute", spy)
+    monkeypatch.setattr(programs, "compute", spy)
     x = torch.randn(1, 4, 5, 5)
     engine = Engine(capture(nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2), (x,)), dtype, "twin")
     assert len(engine.plan(x).fallbacks) == 1

@@ -18,8 +18,7 @@ from torch import nn
 import escalade
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.engine.nodes import operator_of
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.engine.training.step import plan_training_step
 from escalade.errors import EscaladeError
 from escalade.models.registry import MODELS, model

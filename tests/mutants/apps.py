@@ -266,14 +266,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apps/basis-not-normalized",
-        "escalade/models/spectral_autoencoder.py",
+        "escalade/models/autoencoders.py",
         "basis = F.normalize(self.basis, dim=1)\n        latent",
         "basis = F.normalize(self.basis, dim=0)\n        latent",
         _FORMULAS,
     ),
     Mutant(
         "apps/flat-file-rewinds",
-        "escalade/models/flat_file.py",
+        "escalade/models/weight_files.py",
         "values[expected : expected + parameter.numel()]",
         "values[: parameter.numel()]",
         (f"{_MODELS[0]}::test_flat_files_fill_parameters_in_order",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_UPDATE = "escalade/engine/training/update.py"
 _STEP, _GROUPS = "escalade/engine/training/step.py", "escalade/engine/training/optimizers.py"
 _FOLLOWED, _STANDING = (
     "escalade/engine/training/optimizer_state.py",
@@ -24,12 +25,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "            pass",
         _SCALE,
     ),
-    Mutant("training/growth-interval", _STEP, "2.0, 0.5, 2000", "2.0, 0.5, 200", _SCALE),
+    Mutant("training/growth-interval", _UPDATE, "2.0, 0.5, 2000", "2.0, 0.5, 200", _SCALE),
+    Mutant("training/growth-not-restored", _STEP, "self._update.growth.fill_(steps)", "pass", _SCALE),
     Mutant(
-        "training/growth-not-restored", _STEP, "self._growth.fill_(steps)", "self._growth.fill_(0)", _SCALE
-    ),
-    Mutant(
-        "training/growth-not-saved", _STEP, '"good_steps": float(self._growth)', '"good_steps": 0.0', _SCALE
+        "training/growth-not-saved",
+        _STEP,
+        '"good_steps": float(self._update.growth)',
+        '"good_steps": 0.0',
+        _SCALE,
     ),
     Mutant(
         "training/scale-not-restored",
@@ -46,7 +49,11 @@ MUTANTS: tuple[Mutant, ...] = (
         _SCALE,
     ),
     Mutant(
-        "training/skipped-ever-shrinks-scale", _STEP, "groups[0].progress[2]", "groups[0].progress[1]", _SCALE
+        "training/skipped-ever-shrinks-scale",
+        _UPDATE,
+        "groups[0].progress[2]",
+        "groups[0].progress[1]",
+        _SCALE,
     ),
     Mutant(
         "training/nan-skips-one-group", _GROUPS, "    if scaled and len(groups) > 1:", "    if False:", _SCALE
@@ -75,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/fp16-unscaled",
         _STEP,
-        'if dtype == "fp16" or loss_scale is not None',
+        'if settings.dtype == "fp16" or loss_scale is not None',
         "if loss_scale is not None",
         ("tests/train/test_trainer.py::test_planned_steps_go_on_bit_for_bit_too",),
     ),
@@ -111,8 +118,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/eps-change-not-seen",
         _GROUPS,
-        'torch.optim.Adam: ("lr", "betas", "eps",',
-        'torch.optim.Adam: ("lr", "betas",',
+        '_ADAM_SETTINGS = ("lr", "betas", "eps",',
+        '_ADAM_SETTINGS = ("lr", "betas",',
         _CHANGES,
     ),
     Mutant(
@@ -128,15 +135,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/moments-swapped",
         _GROUPS,
-        'torch.optim.Adam: {"m": "exp_avg", "v": "exp_avg_sq",',
-        'torch.optim.Adam: {"v": "exp_avg", "m": "exp_avg_sq",',
+        '_ADAM_STATE = {"m": "exp_avg", "v": "exp_avg_sq",',
+        '_ADAM_STATE = {"v": "exp_avg", "m": "exp_avg_sq",',
         _SCALE,
     ),
     Mutant(
         "training/amsgrad-state-name",
         _GROUPS,
-        'torch.optim.Adam: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"}',
-        'torch.optim.Adam: {"m": "exp_avg", "v": "exp_avg_sq", "w": "exp_avg_sq_max"}',
+        '_ADAM_STATE = {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"}',
+        '_ADAM_STATE = {"m": "exp_avg", "v": "exp_avg_sq", "w": "exp_avg_sq_max"}',
         _SCALE,
     ),
     Mutant(

@@ -13,7 +13,7 @@ from torch import nn
 import escalade
 from escalade.commands.profiled import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
-from escalade.engine.step_times import copy_inputs
+from escalade.engine.comparison import copy_inputs
 from escalade.errors import EscaladeError
 from escalade_bench.profile.counters import Counters
 from escalade_bench.profile.cupti import launches

@@ -19,6 +19,7 @@ import escalade
 from escalade.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.training import planned
+from escalade.engine.training.settings import StepSettings
 from escalade.engine.training.step import TrainingStep
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import H200, Card
@@ -188,7 +189,9 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
     given = (_placed(batches[0], home),)
     with mock.patch.object(planned, "CHECKS_PLANS", True):  # on the CPU, the nodes of plans
         if device in CARDS:
-            step = TrainingStep(mine, _loss, optimizer, given, dtype, scale, False, plan_only=CARDS[device])
+            step = TrainingStep(
+                mine, _loss, optimizer, given, StepSettings(dtype, plan_only=CARDS[device]), scale
+            )
         else:
             place = None if home == "cuda" else device
             step = escalade.training_step(

@@ -16,7 +16,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered, Placement
 from escalade.engine.nodes.side_outputs import side_buffer_of
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import PlanStep
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card, DeviceOrCard
 from escalade.ops.base.problem import Problem

@@ -17,7 +17,7 @@ from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.lowering import FP32, NHWC, OWN
-from escalade.engine.plan.step import ConstantForm
+from escalade.engine.plan.plan import ConstantForm
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from escalade.device.arguments import BufferPointers
+from escalade.device.run import Executable
 from escalade.device.strides import ALIGNMENT, is_packed
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
+from escalade.engine.plan.kernels import PlanKernels
 
 _MAX_GUARDS = 16
 """Guards built per input. Building one costs more than a check, so inputs that keep changing stop getting new ones."""
@@ -85,3 +89,44 @@ class OutputBinding:
             and not out.data_ptr() % ALIGNMENT
             and not FAST_PATHS.is_negative(out)
         )
+
+
+@dataclass(frozen=True)
+class LaunchPointers:
+    """Pointer arguments of a plan's launches."""
+
+    outside: Mapping[str, BufferPointers]
+    """Pointers into the caller's tensors, by the name of the input or output."""
+    arena: BufferPointers
+    counters: Mapping[str, BufferPointers]
+    """Pointers to workspaces that must be zero before the first launch, by name."""
+
+    @staticmethod
+    def of(kernels: PlanKernels) -> LaunchPointers:
+        plan = kernels.plan
+        found = LaunchPointers(
+            {name: BufferPointers() for name in plan.outside.values()},
+            BufferPointers(),
+            {name: BufferPointers() for name, workspace in plan.persistent.items() if workspace.zeroed},
+        )
+        steps = (step for step in plan.steps if step.runs)
+        for step, executable in zip(steps, kernels.calls, strict=True):
+            if not isinstance(executable, Executable):
+                continue
+            for role, name in {
+                **step.node.inputs,
+                "y": step.node.name,
+                **plan.side_outputs(step.node.name),
+            }.items():
+                if name in plan.outside:
+                    holder = plan.outside[name]
+                    executable.add_to(found.outside[holder], role, plan.offsets[name] - plan.offsets[holder])
+                elif name not in plan.graph.constants:
+                    executable.add_to(found.arena, role, plan.offsets[name])
+            for workspace in executable.recipe.workspaces:
+                name = step.workspace_name(workspace)
+                if name in found.counters:
+                    executable.add_to(found.counters[name], workspace.name)
+                elif name not in plan.persistent:
+                    executable.add_to(found.arena, workspace.name, plan.offsets[name])
+        return found

@@ -13,12 +13,11 @@ from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode, Kernel
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.io_binding import InputBinding, OutputBinding
+from escalade.engine.plan.io_binding import InputBinding, LaunchPointers, OutputBinding
 from escalade.engine.plan.kernels import PlanKernels, report_out_of_memory
-from escalade.engine.plan.launch_pointers import LaunchPointers
+from escalade.engine.plan.memory import PlanValues
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
-from escalade.engine.plan.values import PlanValues
+from escalade.engine.plan.program import OutTensors, Tensors, copy_into
 
 
 def _to_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -87,13 +86,13 @@ class KernelProgram(PlanKernels):
     def clone(self) -> KernelProgram:
         return KernelProgram(self.plan, self._constants, self._device, weights_from=self)
 
-    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         bound_inputs, made = self._bind(tensors, out)
         self._replay()
         del bound_inputs
-        return self._results(made, types, out)
+        return self._results(made, out)
 
-    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
+    def call_isolated(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         own, counters = (self._values.arena, self._memory.persistent), self._pointers.counters
         self._values.set_arena(torch.empty_like(self._values.arena))
         fresh = {name: self.plan.persistent[name].allocate(self._device) for name in counters}
@@ -103,7 +102,7 @@ class KernelProgram(PlanKernels):
             bound_inputs, made = self._bind(tensors, out)
             self.run_steps()
             del bound_inputs
-            return self._results(made, types, out)
+            return self._results(made, out)
         finally:
             arena, self._memory.persistent = own
             self._values.set_arena(arena)
@@ -143,13 +142,13 @@ class KernelProgram(PlanKernels):
             for name, each in self._outputs.items()
         }
 
-    def _results(self, made: dict[str, torch.Tensor], types: Dtypes, out: OutTensors) -> list[torch.Tensor]:
+    def _results(self, made: dict[str, torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
         """Return the results in output order; those that no kernel wrote in place are copied out."""
         outputs = self.plan.graph.outputs
         if out is not None:
             return copy_into(out, [made[name] if name in made else self._output(name) for name in outputs])
         results = []
-        for name, dtype in zip(outputs, types):  # noqa: B905
+        for name, dtype in zip(outputs, self.plan.output_dtypes):  # noqa: B905
             if name in made:
                 results.append(_to_dtype(made[name], dtype))
             else:

@@ -20,12 +20,10 @@ from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.memory import PlanMemory, repack
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, PlanStep
-from escalade.engine.plan.values import PlanValues
-from escalade.errors import OutOfMemory
+from escalade.engine.plan.memory import PlanMemory, PlanValues, repack
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
+from escalade.engine.plan.program import MultiOutputCalls
+from escalade.errors import CompileError, OutOfMemory
 from escalade.gc_pause import gc_paused
 from escalade.terminal_text import counted, format_duration
 
@@ -227,3 +225,22 @@ def _announce_build(programs: Sequence[Program]) -> None:
             counted(new, "kernel"),
             format_duration(seconds),
         )
+
+
+def avoid_failed(plan: Plan, error: CompileError, avoid: frozenset[str]) -> frozenset[str]:
+    """Return the rungs to avoid after a kernel did not compile; raises the error if no other rung would help."""
+    failed = _failing_rung(plan, error)
+    if failed is None or failed in avoid:
+        raise error
+    logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
+    return avoid | {failed}
+
+
+def _failing_rung(plan: Plan, error: CompileError) -> str | None:
+    """Return the rung whose program a compile error names."""
+    for step in plan.steps:
+        if not (step.recipe and step.choice and step.lowered):
+            continue
+        if any(str(program) in str(error) for program in step.recipe.programs):
+            return f"{step.lowered.operation.name}/{step.choice.rung.name}"
+    return None

@@ -1,9 +1,9 @@
-"""Liveness and buffer sharing of a plan's values, and the arenas assigned from them."""
+"""Liveness and buffer sharing of a plan's values, and the arenas that hold them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,50 @@ from escalade.device.recipe import Workspace
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.plan.arena import Arena, Lifetime, assign_offsets
-from escalade.engine.plan.step import PlanStep, few_enough_launches
+from escalade.engine.plan.plan import Lifetime, PlanStep, few_enough_launches
 from escalade.engine.plan.subbuffers import SubbufferLayout
+
+ALIGNMENT = 256
+"""Bytes that every offset is a multiple of, for vector loads and TMA."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Offsets by name, the total size in bytes, and the lifetimes they were assigned from."""
+
+    offsets: Mapping[str, int]
+    bytes: int
+    lifetimes: tuple[Lifetime, ...]
+
+
+def assign_offsets(lifetimes: Iterable[Lifetime]) -> Arena:
+    """Place the largest first, each at the lowest offset that is free for its whole lifetime."""
+    placed: list[tuple[int, int, Lifetime]] = []
+    total = 0
+    for value in sorted(lifetimes, key=lambda value: (-value.bytes, value.first, value.name)):
+        size = -(-max(value.bytes, 1) // ALIGNMENT) * ALIGNMENT
+        start = 0
+        for low, high, other in sorted(placed, key=lambda entry: entry[0]):
+            if not value.overlaps(other):
+                continue
+            if start + size <= low:
+                break
+            start = max(start, high)
+        placed.append((start, start + size, value))
+        total = max(total, start + size)
+    offsets = {value.name: start for start, _, value in placed}
+    return Arena(offsets, total, tuple(value for *_, value in placed))
+
+
+def peak_bytes(lifetimes: Sequence[Lifetime], first: int, last: int) -> int:
+    """Return the most bytes that are live at any one step from `first` through `last`."""
+    return max(
+        (
+            sum(value.bytes for value in lifetimes if value.first <= step <= value.last)
+            for step in range(first, last + 1)
+        ),
+        default=0,
+    )
 
 
 @dataclass(frozen=True)

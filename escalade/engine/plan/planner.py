@@ -20,8 +20,7 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.choices import StepChoices, pitched_problem
 from escalade.engine.plan.liveness import Liveness, assign_arenas, values_outside
 from escalade.engine.plan.moves import fuse_moves
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
 from escalade.engine.plan.subbuffers import RESULT, Subbuffer, SubbufferLayout, assign_subbuffers
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import DeviceOrCard

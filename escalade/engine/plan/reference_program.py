@@ -10,18 +10,17 @@ import torch
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache, write_tensor
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
-from escalade.engine.plan.step import ConstantForm
+from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.program import OutTensors, Tensors, copy_into
 from escalade.ops.base.dtypes import QUANTIZED, stored_as
 
 _HOST = torch.device("cpu")
 
 
 class ReferenceProgram:
-    """A plan whose every node PyTorch computes: the program of an engine on the CPU.
+    """A plan whose every node PyTorch computes: the program of an engine on the CPU, and its calls.
 
-    Values are rounded to the plan's dtype after every node; sums are accumulated in fp32.
+    Values are rounded to the plan's dtype after every node; sums are accumulated in fp32. Calls share no buffers.
     """
 
     def __init__(self, plan: Plan, constants: ConstantCache) -> None:
@@ -30,6 +29,10 @@ class ReferenceProgram:
         self._constants = self._widened_constants()
         self.inputs = self._inputs()
         self.outputs = tuple(self._buffer(name) for name in plan.graph.outputs)
+
+    @property
+    def program(self) -> ReferenceProgram:
+        return self
 
     def run(self) -> None:
         copy_into(self.outputs, self._results(self.inputs))
@@ -56,7 +59,7 @@ class ReferenceProgram:
                 for name in graph.outputs
             ]
 
-    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
         inputs = self._inputs()
         for buffer, tensor in zip(inputs, tensors, strict=True):
             buffer.copy_(tensor.detach())
@@ -68,13 +71,8 @@ class ReferenceProgram:
         own = copy_into([self._buffer(name) for name in names], results)
         return [
             result.to(dtype, copy=name in self.plan.graph.constants)
-            for name, result, dtype in zip(names, own, types, strict=True)
+            for name, result, dtype in zip(names, own, self.plan.output_dtypes, strict=True)
         ]
-
-    call_isolated = call
-
-    def clone(self) -> ReferenceProgram:
-        return self  # calls share no buffers
 
     def repack(self) -> None:
         for entry, tensor in self._widened_constants().items():
@@ -89,9 +87,6 @@ class ReferenceProgram:
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._buffer(entry.name) for entry in self.plan.graph.inputs)
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Do nothing: nothing here is on a GPU."""
 
     def _buffer(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:

@@ -21,12 +21,16 @@ from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_plans
-from escalade.engine.plan.memory import allocate_persistent, repack
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Dtypes, OutTensors, PlanProgram, Tensors, copy_into
-from escalade.engine.plan.step import ConstantForm, PlanStep
-from escalade.engine.plan.values import empty_form, to_form
+from escalade.engine.plan.memory import allocate_persistent, empty_form, repack, to_form
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
+from escalade.engine.plan.program import (
+    BufferedProgram,
+    MultiOutputCalls,
+    OutTensors,
+    PlanProgram,
+    Tensors,
+    copy_into,
+)
 from escalade.ops.base.card import Card
 
 _HOST_US_PER_STEP = 50.0
@@ -34,6 +38,12 @@ _HOST_US_PER_STEP = 50.0
 _Tensors = MutableMapping[str, torch.Tensor]
 _StepCall = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
 """Computes a step's result from the values so far and the persistent workspaces."""
+
+
+def program_for(plan: Plan, constants: ConstantCache, device: torch.device) -> BufferedProgram:
+    """Return the faster program of a plan for calls."""
+    kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
+    return kind(plan, constants, device)
 
 
 def is_faster_stepwise(plan: Plan, card: Card) -> bool:
@@ -96,11 +106,11 @@ class StepwiseProgram:
     def clone(self) -> StepwiseProgram:
         return StepwiseProgram(self.plan, self._constant_cache, self._device, weights_from=self)
 
-    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
-        return self._call(tensors, types, out, self._persistent)
+    def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
+        return self._call(tensors, out, self._persistent)
 
-    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
-        return self._call(tensors, types, out, allocate_persistent(self.plan, self._device, self._persistent))
+    def call_isolated(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
+        return self._call(tensors, out, allocate_persistent(self.plan, self._device, self._persistent))
 
     def repack(self) -> None:
         repack(self.plan, self._constants, self._persistent, self._device)
@@ -112,11 +122,7 @@ class StepwiseProgram:
             tensor.record_stream(stream)
 
     def _call(
-        self,
-        tensors: Tensors,
-        types: Dtypes,
-        out: OutTensors,
-        persistent: Mapping[str, torch.Tensor],
+        self, tensors: Tensors, out: OutTensors, persistent: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         plan, entries = self.plan, self.plan.graph.inputs
         values = {
@@ -133,7 +139,7 @@ class StepwiseProgram:
             return copy_into(out, [one if is_apart(one, out) else one.clone() for one in results])
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
-        for name, dtype in zip(plan.graph.outputs, types, strict=True):
+        for name, dtype in zip(plan.graph.outputs, plan.output_dtypes, strict=True):
             result = self._output(name, values).to(dtype)
             if result.untyped_storage().data_ptr() in others:
                 result = result.clone()

@@ -19,24 +19,19 @@ from escalade.ops.expressions import Expression
 from escalade.ops.optimizer_step import GRADIENT, PARAMETER, STEP, Rule, adam, no_progress, sgd
 
 Group = Mapping[str, Any]
+Gradients = Mapping[nn.Parameter, torch.Tensor]
+_ADAM_STATE = {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"}
 _STATE = {
     torch.optim.SGD: {"m": "momentum_buffer"},
-    torch.optim.Adam: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"},
-    torch.optim.AdamW: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"},
+    torch.optim.Adam: _ADAM_STATE,
+    torch.optim.AdamW: _ADAM_STATE,
 }
 """PyTorch's names for the state of each optimizer, by the rule's names."""
+_ADAM_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
 _SETTINGS = {
     torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    torch.optim.Adam: ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
-    torch.optim.AdamW: (
-        "lr",
-        "betas",
-        "eps",
-        "weight_decay",
-        "amsgrad",
-        "maximize",
-        "decoupled_weight_decay",
-    ),
+    torch.optim.Adam: _ADAM_SETTINGS,
+    torch.optim.AdamW: _ADAM_SETTINGS,
 }
 """Settings of a group that determine its rule; a group may have others that the caller added."""
 _COUNT = "step"
@@ -275,39 +270,41 @@ class ParameterGroup:
         """The scalar that gradients are divided by."""
         return self._scalars[self._rule.scalar_names.index("scale")]
 
-    def step(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    def step(self, gradients: Gradients) -> None:
         """Update the parameters in place with Escalade's kernels."""
-        optimizer_step(
-            self._rule,
-            [one.detach() for one in self.parameters],
-            [gradients[one] for one in self.parameters],
-            self._state,
-            self._scalars,
-            self.progress,
-            checked=self._form.checked,
-        )
+        self._launch(gradients, [one.detach() for one in self.parameters], self._state, self.progress)
 
-    def warm_up(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    def warm_up(self, gradients: Gradients) -> None:
         """Run the kernels on scratch memory, so that they are compiled and loaded before CUDA graph capture.
 
         Contents do not matter, so all parameters and states alias one buffer of the largest parameter's size.
         """
-        scratch = self.parameters[0].new_empty(max(one.numel() for one in self.parameters))
+        scratch = self.parameters[0].new_empty(max(one.numel() for one in self.parameters)).detach()
 
-        def like(one: torch.Tensor) -> torch.Tensor:
-            return scratch.detach()[: one.numel()].as_strided(one.shape, one.stride())
+        def like(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+            return [scratch[: one.numel()].as_strided(one.shape, one.stride()) for one in tensors]
 
+        state = {name: like(tensors) for name, tensors in self._state.items()}
+        self._launch(gradients, like(self.parameters), state, self.progress.clone())
+
+    def _launch(
+        self,
+        gradients: Gradients,
+        parameters: list[torch.Tensor],
+        state: dict[str, list[torch.Tensor]],
+        progress: torch.Tensor,
+    ) -> None:
         optimizer_step(
             self._rule,
-            [like(one) for one in self.parameters],
+            parameters,
             [gradients[one] for one in self.parameters],
-            {name: [like(one) for one in tensors] for name, tensors in self._state.items()},
+            state,
             self._scalars,
-            self.progress.clone(),
+            progress,
             checked=self._form.checked,
         )
 
-    def step_in_pytorch(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    def step_in_pytorch(self, gradients: Gradients) -> None:
         """Update the parameters in place with PyTorch's operators."""
         skips = self._form.checked and not all(
             bool(gradients[one].isfinite().all()) for one in self.parameters
@@ -391,7 +388,7 @@ def group_parameters(
 
 def step_groups(
     groups: Sequence[ParameterGroup],
-    gradients: Mapping[nn.Parameter, torch.Tensor],
+    gradients: Gradients,
     *,
     in_pytorch: bool,
     scaled: bool,

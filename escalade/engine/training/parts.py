@@ -14,9 +14,8 @@ from escalade.engine.capture.functional import keep_operators_whole
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimize_step
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
+from escalade.engine.plan.stepwise import program_for
 from escalade.errors import EscaladeError
 from escalade.ops.base.card import Card
 
@@ -96,17 +95,18 @@ class _CallablePart:
         entries = zip(part.graph.inputs, self._tensor_positions, strict=True)
         formats = {entry.name: InputFormat.of(inputs[place]) for entry, place in entries}
         input_layouts = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
-        types = [getattr(torch, name) for name in part.graph.output_types]
+        self._types = [getattr(torch, name) for name in part.graph.output_types]
         graph = optimize_step(part.graph, input_layouts, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
         constants = ConstantCache(dtype, device, typed=True)
-        kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
-        self._calls = BufferedCalls(kind(plan, constants, device), types)
+        self._calls = BufferedCalls(program_for(plan, constants, device))
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        made = self._calls.call([inputs[place] for place in self._tensor_positions])
+        results = self._calls.call([inputs[place] for place in self._tensor_positions])
+        # Passes may widen results of the plan.
+        made = [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
         return [
             inputs[one.index]
             if isinstance(one, PassedThrough)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -22,24 +21,19 @@ from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.kernels import avoid_failed
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan_cache import failing_rung
-from escalade.engine.training.optimizers import ParameterGroup, state_bytes
+from escalade.engine.training.optimizers import Gradients, ParameterGroup, state_bytes
 from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
 from escalade.engine.training.recompute import fit_memory
-from escalade.engine.training.techniques import GRAPH, RUNGS
+from escalade.engine.training.settings import GRAPH, RUNGS, StepSettings
 from escalade.engine.training.update import Accumulator
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 
-logger = logging.getLogger("escalade")
-
 CHECKS_PLANS = False
 """True in tests of passes: on the CPU the plan itself is computed, node by node, instead of the captured operators."""
-Gradients = Mapping[nn.Parameter, torch.Tensor]
-Reduce = Callable[[torch.Tensor], None]
-"""Replaces the gradients of one process, all in one tensor, by those of all processes."""
 
 
 class PlannedStep:
@@ -52,25 +46,20 @@ class PlannedStep:
         stepped: Set[nn.Parameter],
         inputs: list[torch.Tensor],
         scale: torch.Tensor | None,
-        dtype: str,
-        on_twin: bool,
-        without: frozenset[str],
-        reduce: Reduce | None,
+        settings: StepSettings,
         accumulator: Accumulator | None = None,
-        memory: int | None = None,
-        plan_only: Card | None = None,
     ) -> None:
         """Plan the step and prepare its kernels.
 
-        `stepped` are the optimizer's parameters; `inputs` are on the model's device; `without` names techniques to
-        leave out. With `plan_only` kernels are chosen for that card but not compiled.
+        `stepped` are the optimizer's parameters; `inputs` are on the model's device.
         """
+        dtype, plan_only = settings.products, settings.plan_only
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.with_gradients_of([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
         names = [entry.name for entry in graph.inputs]
         device = (*parameters.values(), *buffers.values())[0].device
-        by_kernels = device.type != "cpu" or on_twin or plan_only is not None
+        by_kernels = device.type != "cpu" or settings.on_twin or plan_only is not None
         casts = lift_casts(graph) if by_kernels or CHECKS_PLANS else []
         drop_output_casts(graph, range(1, 1 + len(joint.trained)))
         first = 1 + len(joint.trained)
@@ -110,17 +99,17 @@ class PlannedStep:
         }
         constants = ConstantCache(dtype, device, typed=True)
         card = plan_only or (Card.of(device) if by_kernels else None)
-        graph = optimize_step(graph, input_layouts, returned, dtype, card, without)
-        fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
+        graph = optimize_step(graph, input_layouts, returned, dtype, card, settings.without)
+        fusion = FusionLevel.naive if RUNGS in settings.without else FusionLevel.fused
         plan_of = partial(
             make_plan, dtype=dtype, place=plan_only or device, formats=formats, fusion=fusion, bound=True
         )
-        if memory is not None:
-            graph = fit_memory(graph, plan_of, memory)
+        if settings.memory is not None:
+            graph = fit_memory(graph, plan_of, settings.memory)
         planned = partial(plan_of, graph)
         ready = partial(
             KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
-            as_graph=GRAPH not in without,
+            as_graph=GRAPH not in settings.without,
         )  # fmt: skip
         self.program: StepProgram
         if by_kernels and plan_only is None:
@@ -134,14 +123,16 @@ class PlannedStep:
         trained = [parameters[name] for name in joint.trained]
         self._all_reduce: Callable[[], None] | None = None
         self._total: torch.Tensor | None = None
-        if reduce is None and accumulator is None:
+        if settings.reduce is None and accumulator is None:
             self._gradients, self._gradient_copies = _unify_dtypes(trained, results)
         else:
             flat, self._gradients, self._gradient_copies = _flatten_gradients(trained, results)
             if accumulator is not None:
                 self._call_gradients, self._total = flat, accumulator.like(flat)
                 self._gradients = _views_by_parameter(self._total, trained)
-            self._all_reduce = partial(reduce or _nothing, flat if self._total is None else self._total)
+            self._all_reduce = partial(
+                settings.reduce or _nothing, flat if self._total is None else self._total
+            )
         changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
         self._counters = _Increments((changed.pop(place), step) for place, step in counted.items())
         end = len(trained) + len(changed)
@@ -225,11 +216,7 @@ def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], Kerne
             with torch.random.fork_rng(enabled=draws):
                 return ready(plan)
         except CompileError as error:
-            failed = failing_rung(plan, error)
-            if failed is None or failed in avoid:
-                raise
-            logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
-            avoid |= {failed}
+            avoid = avoid_failed(plan, error, avoid)
 
 
 def _nothing(_: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,10 +14,10 @@ from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import PlanKernels
-from escalade.engine.plan.multi_output import MultiOutputCalls
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm
+from escalade.engine.plan.plan import ConstantForm, Plan
+from escalade.engine.plan.program import MultiOutputCalls
 
+_HOST = torch.device("cpu")
 Work = Callable[[], None]
 """Work before a plan (casting inputs) or after it (writing buffers, updating parameters)."""
 
@@ -107,8 +107,39 @@ class KernelStep(PlanKernels):
         self.finish()
 
 
-class OperatorStep:
-    """A step on the CPU: PyTorch's operators as they were captured, without the passes that are for kernels."""
+class _HostStep:
+    """A step that PyTorch computes on the CPU."""
+
+    def __init__(self, plan: Plan, outputs: Iterable[torch.Tensor]) -> None:
+        self.plan = plan
+        self._outputs = tuple(outputs)
+        self._pack_gradients: Work = _nothing
+        self._epilogue: tuple[Work, ...] = ()
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self._outputs
+
+    def finish_with(
+        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+    ) -> None:
+        self._pack_gradients = pack_gradients or _nothing
+        self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)
+
+    def run(self, updates: bool = True) -> None:
+        with own_arithmetic(self.plan.dtype, _HOST):
+            for output, result in zip(self._outputs, self._compute(), strict=True):
+                output.copy_(result)
+        self._pack_gradients()
+        for work in self._epilogue if updates else ():
+            work()
+
+    def _compute(self) -> Sequence[torch.Tensor]:
+        """Return the plan's results."""
+        raise NotImplementedError
+
+
+class OperatorStep(_HostStep):
+    """PyTorch's operators as they were captured, without the passes that are for kernels."""
 
     def __init__(
         self,
@@ -118,85 +149,51 @@ class OperatorStep:
         kept: Sequence[int],
     ) -> None:
         """`kept` are the indices of the module's results that the plan has, too."""
-        self.plan = plan
+        super().__init__(plan, (_output_buffer(plan, name) for name in plan.graph.outputs))
         self._module, self._inputs, self._kept = module, tuple(inputs), tuple(kept)
-        self._pack_gradients: Work = _nothing
-        self._epilogue: tuple[Work, ...] = ()
-        self._outputs = tuple(_output_buffer(plan, name) for name in plan.graph.outputs)
 
-    def results(self) -> tuple[torch.Tensor, ...]:
-        return self._outputs
-
-    def finish_with(
-        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
-    ) -> None:
-        self._pack_gradients = pack_gradients or _nothing
-        self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)
-
-    def run(self, updates: bool = True) -> None:
-        with own_arithmetic(self.plan.dtype, torch.device("cpu")):
-            with reporting_errors("the training step"):
-                results = self._module(*self._inputs)
-            for output, index in zip(self._outputs, self._kept, strict=True):
-                output.copy_(results[index])
-        self._pack_gradients()
-        for work in self._epilogue if updates else ():
-            work()
+    def _compute(self) -> Sequence[torch.Tensor]:
+        with reporting_errors("the training step"):
+            results = self._module(*self._inputs)
+        return [results[index] for index in self._kept]
 
 
-class ReferenceStep:
-    """A step's plan computed node by node with PyTorch on the CPU: slow, to check plans and passes."""
+class ReferenceStep(_HostStep):
+    """A step's plan computed node by node: slow, to check plans and passes."""
 
     def __init__(
         self, plan: Plan, constants: ConstantCache, bound: Mapping[str, torch.Tensor], prepare: Work
     ) -> None:
-        self.plan = plan
-        self._prepare = prepare
-        self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-        self._bound = bound
-        self._pack_gradients: Work = _nothing
-        self._epilogue: tuple[Work, ...] = ()
-        self._multi_output = MultiOutputCalls(plan, torch.device("cpu"), everything=True)
-        self._outputs = tuple(
+        outputs = (
             torch.zeros_like(bound[name]) if name in bound else _output_buffer(plan, name)
             for name in plan.graph.outputs
         )
+        super().__init__(plan, outputs)
+        self._prepare, self._bound = prepare, bound
+        self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+        self._multi_output = MultiOutputCalls(plan, _HOST, everything=True)
         self._last = {
             name: number for number, step in enumerate(plan.steps) for name in step.node.inputs.values()
         }
 
-    def results(self) -> tuple[torch.Tensor, ...]:
-        return self._outputs
-
-    def finish_with(
-        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
-    ) -> None:
-        self._pack_gradients = pack_gradients or _nothing
-        self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)
-
-    def run(self, updates: bool = True) -> None:
+    def _compute(self) -> Sequence[torch.Tensor]:
         graph = self.plan.graph
         kept = {*self._bound, *graph.outputs}
         values = dict(self._bound)
         self._prepare()
-        with own_arithmetic(self.plan.dtype, torch.device("cpu")):
-            for number, step in enumerate(self.plan.steps):
-                inputs = {
-                    role: self._constants[step.constant(role)] if name in graph.constants else values[name]
-                    for role, name in step.node.inputs.items()
-                }
-                result = self._multi_output.compute(step.node, inputs)
-                values[step.node.name] = result.to(self.plan.forms[step.node.name].dtype)
-                for name in {name for name in step.node.inputs.values() if self._last[name] == number} - kept:
-                    values.pop(name, None)
-            for output, name in zip(self._outputs, graph.outputs, strict=True):
-                output.copy_(self._constant(name) if name in graph.constants else values[name])
-        self._pack_gradients()
-        for work in self._epilogue if updates else ():
-            work()
-
-    def _constant(self, name: str) -> torch.Tensor:
-        return self._constants[ConstantForm(name, OWN)]
+        for number, step in enumerate(self.plan.steps):
+            inputs = {
+                role: self._constants[step.constant(role)] if name in graph.constants else values[name]
+                for role, name in step.node.inputs.items()
+            }
+            result = self._multi_output.compute(step.node, inputs)
+            values[step.node.name] = result.to(self.plan.forms[step.node.name].dtype)
+            for name in {name for name in step.node.inputs.values() if self._last[name] == number} - kept:
+                values.pop(name, None)
+        return [
+            self._constants[ConstantForm(name, OWN)] if name in graph.constants else values[name]
+            for name in graph.outputs
+        ]
 
 
 def _run_recorded(work: Work) -> tuple[()]:

@@ -12,8 +12,7 @@ from escalade.engine.nodes.aten import is_random
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.norms import LayerNorm
 from escalade.engine.nodes.side_outputs import side_outputs_of
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.errors import UnsupportedError
 
 _MOST_ROUNDS = 4

@@ -23,15 +23,14 @@ from escalade.engine.training.optimizers import (
     group_parameters,
     require_supported,
 )
-from escalade.engine.training.planned import PlannedStep, Reduce
+from escalade.engine.training.planned import PlannedStep
 from escalade.engine.training.program import StepProgram
-from escalade.engine.training.techniques import check_techniques
-from escalade.engine.training.update import PLAIN_UPDATE, Update, UpdateSettings, check_scale
+from escalade.engine.training.settings import Reduce, StepSettings, check_scale, check_techniques
+from escalade.engine.training.update import Update
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.calling.types import PLAIN
 
-_AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 FIRST_SCALE = 65536.0
 MAX_PLANS = 4
 """Cached plans, one per combination of input shapes and formats; least recently used are evicted."""
@@ -80,9 +79,9 @@ def training_step(
         memory: Most bytes for activations, gradients and workspaces: within it, activations are computed again where
             gradients need them, those that save most for their cost first. Parameters and optimizer are not counted.
     """
-    update = UpdateSettings.checked(clip_norm, clip_value, accumulate)
-    if dtype not in _AUTOCAST:
-        raise UnsupportedError(f"dtype {dtype!r}: training steps support {', '.join(_AUTOCAST)}")
+    settings = StepSettings(
+        dtype, device == TWIN, check_techniques(without), reduce, clip_norm, clip_value, accumulate, memory
+    )
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError(f"a training step takes a torch.nn.Module, not {type(model).__name__}")
     if not callable(loss):
@@ -119,22 +118,7 @@ def training_step(
             f"a training step takes the model itself, not {type(model).__name__}, which runs code of its own; pass "
             "model.module"
         )
-    left_out = check_techniques(without)
-    if memory is not None and (not isinstance(memory, int) or memory < 1):
-        raise UnsupportedError(f"memory {memory!r}: pass a number of bytes, or None for no limit")
-    return TrainingStep(
-        model,
-        loss,
-        optimizer,
-        tuple(example),
-        dtype,
-        loss_scale,
-        device == TWIN,
-        left_out,
-        reduce,
-        update,
-        memory,
-    )
+    return TrainingStep(model, loss, optimizer, tuple(example), settings, loss_scale)
 
 
 def plan_training_step(
@@ -148,11 +132,8 @@ def plan_training_step(
     memory: int | None = None,
 ) -> Plan:
     """Plan a training step for a card that need not be present, without compiling."""
-    left_out = check_techniques(without)
-    step = TrainingStep(
-        model, loss, optimizer, tuple(example), dtype, None, False, left_out, memory=memory, plan_only=card
-    )
-    return step.plan
+    settings = StepSettings(dtype, without=check_techniques(without), memory=memory, plan_only=card)
+    return TrainingStep(model, loss, optimizer, tuple(example), settings).plan
 
 
 class TrainingStep:
@@ -164,29 +145,21 @@ class TrainingStep:
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         example: tuple[Any, ...],
-        dtype: str,
-        loss_scale: float | None,
-        on_twin: bool,
-        without: frozenset[str] = frozenset(),
-        reduce: Reduce | None = None,
-        update: UpdateSettings = PLAIN_UPDATE,
-        memory: int | None = None,
-        plan_only: Card | None = None,
+        settings: StepSettings,
+        loss_scale: float | None = None,
     ) -> None:
-        self._memory, self._plan_only = memory, plan_only
-        self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
+        self._model, self._loss, self._optimizer, self._settings = model, loss, optimizer, settings
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}
-        self._on_twin, self._without, self._reduce = on_twin, without, reduce
-        if on_twin and self._device.type != "cpu":
+        if settings.on_twin and self._device.type != "cpu":
             raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._device}")
         self._scale: torch.Tensor | None = None
-        if dtype == "fp16" or loss_scale is not None:
+        if settings.dtype == "fp16" or loss_scale is not None:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._device)
-        in_pytorch = self._device.type == "cpu" and not on_twin
+        in_pytorch = self._device.type == "cpu" and not settings.on_twin
         # An object of its own: plans hold it, and must not refer back to this one.
-        self._update = Update(update, self._scale, self._device, in_pytorch)
+        self._update = Update(settings, self._scale, self._device, in_pytorch)
         self._optimizer_state = OptimizerState.of(optimizer)
         self._lock = self._optimizer_state.lock
         self._done: torch.cuda.Event | None = None
@@ -251,6 +224,10 @@ class TrainingStep:
         return loss
 
     @property
+    def dtype(self) -> str:
+        return self._settings.dtype
+
+    @property
     def plan(self) -> Plan:
         """The plan used last."""
         return self.program.plan
@@ -309,7 +286,7 @@ class TrainingStep:
     def explain(self) -> Explanation:
         """Describe the plan used last, step by step, and the memory that a step takes."""
         planned = next(reversed(self._plans.values()))
-        return planned.explain(self._optimizer, TWIN if self._on_twin else self._device.type)
+        return planned.explain(self._optimizer, TWIN if self._settings.on_twin else self._device.type)
 
     def _plan_for(self, arguments: tuple[Any, ...]) -> tuple[PlannedStep, Sequence[torch.Tensor]]:
         """Return the plan for these arguments on the model's current tensors, and the arguments as a flat sequence."""
@@ -349,11 +326,10 @@ class TrainingStep:
         taken = [one for group in self._optimizer.param_groups for one in group["params"]]
         joint = capture_step(
             self._model, self._loss, inputs_on_device[:inputs], inputs_on_device[inputs:],
-            autocast=_AUTOCAST[self.dtype], scaled=self._scale is not None,
+            autocast=self._settings.autocast, scaled=self._scale is not None,
             modes=[self._modes.get(module, module.training) for module in self._model.modules()],
             stepped=taken,
         )  # fmt: skip
-        products = "tf32" if self.dtype == "tf32" else "fp32"
         trained = [one for name, one in self._model.named_parameters() if name in joint.trained]
         if not any(one in set(taken) and one.numel() for one in trained):
             raise UnsupportedError(
@@ -367,13 +343,8 @@ class TrainingStep:
             set(taken),
             inputs_on_device,
             self._scale,
-            products,
-            self._on_twin,
-            self._without,
-            self._reduce,
+            self._settings,
             self._update.accumulator,
-            self._memory,
-            self._plan_only,
         )
 
     def _regroup(self, planned: PlannedStep) -> None:

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
-from escalade.engine.training.optimizers import GradientForm, ParameterGroup, step_groups
-from escalade.errors import UnsupportedError
+from escalade.engine.training.optimizers import GradientForm, Gradients, ParameterGroup, step_groups
+from escalade.engine.training.settings import StepSettings
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
 """Defaults of `torch.amp.GradScaler`."""
 _NORM_EPSILON = 1e-6
 """Added to the norm by `torch.nn.utils.clip_grad_norm_`."""
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What happens to gradients before the optimizer reads them."""
-
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    accumulate: int = 1
-
-    @staticmethod
-    def checked(clip_norm: Any, clip_value: Any, accumulate: Any) -> UpdateSettings:
-        """Check what a caller passed."""
-        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
-                raise UnsupportedError(f"{name} {limit!r}: pass a finite number above 0, or None")
-        if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-            raise UnsupportedError(f"accumulate {accumulate!r}: pass the calls per update, at least 1")
-        return UpdateSettings(clip_norm, clip_value, accumulate)
-
-
-PLAIN_UPDATE = UpdateSettings()
 
 
 class Accumulator:
@@ -60,7 +34,7 @@ class Update:
     """Clips gradients, updates the parameters, and then the loss scale, all on the device."""
 
     def __init__(
-        self, settings: UpdateSettings, scale: torch.Tensor | None, device: torch.device, in_pytorch: bool
+        self, settings: StepSettings, scale: torch.Tensor | None, device: torch.device, in_pytorch: bool
     ) -> None:
         self._settings, self._scale, self._in_pytorch = settings, scale, in_pytorch
         self.form = GradientForm(
@@ -84,9 +58,7 @@ class Update:
         if self.accumulator is not None:
             self.accumulator.calls = 0 if self.is_due() else self.accumulator.calls + 1
 
-    def __call__(
-        self, groups: Sequence[ParameterGroup], gradients: Mapping[nn.Parameter, torch.Tensor]
-    ) -> None:
+    def __call__(self, groups: Sequence[ParameterGroup], gradients: Gradients) -> None:
         """Update the parameters of all groups."""
         if self.form.divided:
             divisor = self._divisor([gradients[one] for group in groups for one in group.parameters])
@@ -108,18 +80,3 @@ class Update:
         assert self._settings.clip_norm is not None
         factor = (self._settings.clip_norm / (self.norm + _NORM_EPSILON)).clamp(max=1.0)
         return divisor / factor
-
-
-def check_scale(scale: Any) -> float:
-    """Return a loss scale as a number."""
-    number = float(scale) if _is_number(scale) else 0.0
-    if not 0 < number <= torch.finfo(torch.float32).max:
-        raise UnsupportedError(f"loss_scale {scale!r}: pass a finite number above 0")
-    return number
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return not math.isnan(float(value))
-    except (TypeError, ValueError, RuntimeError):
-        return False

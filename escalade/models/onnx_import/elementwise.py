@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from escalade.models.onnx_import.operators import OnnxNode, as_tensor, given, operator, tensors_of
+from escalade.models.onnx_import.operators import OPERATORS, OnnxNode, as_tensor, given, operator, tensors_of
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan, "Ceil": torch.ceil, "Cos": torch.cos,
@@ -108,16 +108,6 @@ def _extremum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return reduce(function, tensors_of(inputs))
 
 
-@operator("Sum")
-def _sum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return reduce(torch.add, tensors_of(inputs))
-
-
-@operator("Mean")
-def _mean(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return _sum(node, inputs) / len(inputs)
-
-
 @operator("Where")
 def _where(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     if all_on_host(inputs):
@@ -133,9 +123,15 @@ def _clip(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return inputs[0] if least is None and most is None else torch.clamp(inputs[0], least, most)
 
 
-@operator("LeakyRelu")
-def _leaky_relu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.leaky_relu(inputs[0], node.get("alpha", 0.01))
+OPERATORS.update({
+    "Celu": lambda node, inputs: F.celu(inputs[0], node.get("alpha", 1.0)),
+    "Elu": lambda node, inputs: F.elu(inputs[0], node.get("alpha", 1.0)),
+    "Gelu": lambda node, inputs: F.gelu(inputs[0], approximate=node.get("approximate", "none")),
+    "LeakyRelu": lambda node, inputs: F.leaky_relu(inputs[0], node.get("alpha", 0.01)),
+    "Mean": lambda node, inputs: reduce(torch.add, tensors_of(inputs)) / len(inputs),
+    "Sum": lambda node, inputs: reduce(torch.add, tensors_of(inputs)),
+    "ThresholdedRelu": lambda node, inputs: F.threshold(inputs[0], node.get("alpha", 1.0), 0.0),
+})  # fmt: skip
 
 
 @operator("PRelu")
@@ -143,16 +139,6 @@ def _prelu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     x, slope = inputs[0], as_tensor(inputs[1], inputs[0])
     per_channel = slope.numel() == 1 or (slope.dim() == x.dim() - 1 and slope.shape[0] == slope.numel())
     return F.prelu(x, slope.reshape(-1)) if per_channel else torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu")
-def _elu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.elu(inputs[0], node.get("alpha", 1.0))
-
-
-@operator("Celu")
-def _celu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.celu(inputs[0], node.get("alpha", 1.0))
 
 
 @operator("Selu")
@@ -167,22 +153,12 @@ def _selu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 
-@operator("Gelu")
-def _gelu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.gelu(inputs[0], approximate=node.get("approximate", "none"))
-
-
 @operator("HardSigmoid")
 def _hard_sigmoid(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:  # the slope of PyTorch's, as a C float in the file
         return F.hardsigmoid(inputs[0])
     return torch.clamp(alpha * inputs[0] + beta, 0, 1)
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.threshold(inputs[0], node.get("alpha", 1.0), 0.0)
 
 
 @operator("Identity", "Dropout")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from escalade.models.onnx_import.operators import OnnxNode, as_tensor, given, operator
+from escalade.models.onnx_import.operators import OPERATORS, OnnxNode, as_tensor, given, operator
 from escalade.models.onnx_import.shapes import axes_of
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -113,11 +113,6 @@ def _global_average_pool(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return F.adaptive_avg_pool2d(x, 1) if x.dim() == 4 else x.mean(tuple(range(2, x.dim())), keepdim=True)
 
 
-@operator("GlobalMaxPool")
-def _global_max_pool(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return inputs[0].amax(tuple(range(2, inputs[0].dim())), keepdim=True)
-
-
 @operator("BatchNormalization")
 def _batch_norm(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     node.require(
@@ -162,16 +157,6 @@ def _local_response_norm(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     )
 
 
-@operator("LpNormalization")
-def _lp_normalization(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return F.normalize(inputs[0], p=float(node.get("p", 2)), dim=node.get("axis", -1), eps=0.0)
-
-
-@operator("MatMul")
-def _matmul(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return torch.matmul(inputs[0], inputs[1])
-
-
 @operator("Gemm")
 def _gemm(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     x, weight, bias = inputs[0], inputs[1], given(inputs, 2)
@@ -185,15 +170,16 @@ def _gemm(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     return y if bias is None else y + (bias if beta == 1.0 else beta * bias)
 
 
-@operator("Einsum")
-def _einsum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    return torch.einsum(node.attributes["equation"], *inputs)
-
-
-@operator("Softmax", "LogSoftmax")
-def _softmax(node: OnnxNode, inputs: Sequence[Any]) -> Any:
-    function = F.softmax if node.op == "Softmax" else F.log_softmax
-    return function(inputs[0], node.get("axis", -1))
+OPERATORS.update({
+    "Einsum": lambda node, inputs: torch.einsum(node.attributes["equation"], *inputs),
+    "GlobalMaxPool": lambda node, inputs: inputs[0].amax(tuple(range(2, inputs[0].dim())), keepdim=True),
+    "LogSoftmax": lambda node, inputs: F.log_softmax(inputs[0], node.get("axis", -1)),
+    "LpNormalization": lambda node, inputs: F.normalize(
+        inputs[0], p=float(node.get("p", 2)), dim=node.get("axis", -1), eps=0.0
+    ),
+    "MatMul": lambda node, inputs: torch.matmul(*inputs),
+    "Softmax": lambda node, inputs: F.softmax(inputs[0], node.get("axis", -1)),
+})  # fmt: skip
 
 
 def _product(x: torch.Tensor, axes: tuple[int, ...], keep: bool) -> torch.Tensor:

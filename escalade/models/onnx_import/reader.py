@@ -17,6 +17,7 @@ from escalade.models.onnx_import import elementwise
 from escalade.models.onnx_import import layers as layers  # registers its operators, as shapes does
 from escalade.models.onnx_import import shapes as shapes
 from escalade.models.onnx_import.operators import OPERATORS, OnnxNode
+from escalade.models.weight_files import first_line
 from escalade.terminal_text import printable
 
 SUFFIX = ".onnx"
@@ -51,9 +52,8 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
     try:
         model = onnx.load(os.fspath(file))
     except Exception as error:  # protobuf and onnx raise all kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(
-            f"{printable(file)} is no ONNX file, or is damaged: {printable(reason)}"
+            f"{printable(file)} is no ONNX file, or is damaged: {first_line(error)}"
         ) from error
     return _Reader(model, printable(file.name)).read()
 

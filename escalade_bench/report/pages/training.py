@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from escalade.engine.training.techniques import GRAPH, TECHNIQUES
+from escalade.engine.training.settings import GRAPH, TECHNIQUES
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.step_variants import ABLATION, ALL, GROUPS, JOINT, NONE, ONLY, PAIRS, WITHOUT
 from escalade_bench.networks.workloads import WORKLOADS

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models, training_step
-from escalade.engine.training.techniques import TECHNIQUES
+from escalade.engine.training.settings import TECHNIQUES
 from escalade.errors import UnsupportedError
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import step_variants

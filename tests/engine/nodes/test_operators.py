@@ -43,8 +43,8 @@ from escalade.engine.passes.channel_scale import channel_scale
 from escalade.engine.passes.epilogues import takes_epilogue
 from escalade.engine.passes.quantize import quantized_weights
 from escalade.engine.passes.reorder_flattened import feature_constants
+from escalade.engine.plan.plan import PlanStep
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.step import PlanStep
 from escalade.models import FusedSpectralAutoencoder
 from escalade.ops.expressions import IDENTITY, Expression
 

@@ -13,9 +13,8 @@ import torch
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, PlanStep
-from escalade.engine.plan.values import PlanValues
+from escalade.engine.plan.memory import PlanValues
+from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
 
 CPU = torch.device("cpu")
 GARBAGE = 0xFF

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign_offsets, peak_bytes
+from escalade.engine.plan.liveness import ALIGNMENT, Lifetime, assign_offsets, peak_bytes
 
 _SIZES = st.one_of(st.integers(0, 5000), st.sampled_from([0, 1, 255, 256, 257, 1 << 33]))
 

@@ -14,7 +14,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.lowering import FP32, NHWC, STORED
 from escalade.engine.plan.constants import ConstantCache, ConstantPool
 from escalade.engine.plan.memory import allocate_persistent
-from escalade.engine.plan.step import ConstantForm
+from escalade.engine.plan.plan import ConstantForm
 
 CPU = torch.device("cpu")
 

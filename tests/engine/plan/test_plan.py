@@ -25,9 +25,8 @@ from escalade.engine.nodes.lowering import NHWC
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan import choices
-from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.step import PlanStep
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, ResNet
 from escalade.ops.base.card import H200

@@ -225,7 +225,7 @@ def test_calls_apart_write_nothing_that_others_do(function: Callable[..., Any]) 
     engine(x)
     arena = program._values.arena
     arena.fill_(0xFF)
-    (found,) = program.call_isolated([other], [torch.float32])
+    (found,) = program.call_isolated([other])
     assert program._values.arena is arena and bool((arena == 0xFF).all())
     check(found, model(other))
     check(engine(x), model(x))
@@ -239,7 +239,7 @@ def test_calls_apart_have_counters_of_their_own(monkeypatch: pytest.MonkeyPatch)
     program.plan.persistent["fc/tickets"] = counter  # type: ignore[index]
     program._memory.persistent["fc/tickets"] = own = counter.allocate(torch.device("cpu")).fill_(1)
     program._pointers.counters["fc/tickets"] = Watching(seen)  # type: ignore[index]
-    program.call_isolated([torch.randn(2, 8, 6, 6)], [torch.float32])
+    program.call_isolated([torch.randn(2, 8, 6, 6)])
     first, last = (entry["address"] for entry in seen)
     assert first != last == own.data_ptr() and bool((own == 1).all())
 

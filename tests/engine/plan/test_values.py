@@ -15,7 +15,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import aten, conv2d
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.values import to_form
+from escalade.engine.plan.memory import to_form
 
 
 class Between(nn.Module):

@@ -10,7 +10,7 @@ import torch
 
 from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
-from escalade.models.spectral_autoencoder import SpectralAutoencoder
+from escalade.models.autoencoders import SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose

@@ -1,7 +1,9 @@
-"""Autoencoder of spectrogram frames, for anomaly detection in machine sounds by reconstruction error."""
+"""Autoencoders: of 32x32 images, and of spectrogram frames for anomaly detection by reconstruction error."""
 
 from __future__ import annotations
 
+import itertools
+import pathlib
 from functools import lru_cache
 
 import torch
@@ -9,8 +11,50 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.errors import UnsupportedError
+from escalade.models.weight_files import FlatFile
 from escalade.ops.mlp import Layer, mlp
 from escalade.ops.mlp.problem import spelled
+
+
+class ConvAutoencoder(nn.Module):
+    """Five 3x3 convolutions with two max pools in the encoder and two upsamples in the decoder. Inputs are in [0, 1].
+
+    `width` is the number of channels of the first convolution; the features have half as many.
+    """
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.width = width
+        channels = (3, width, (width + 1) // 2, (width + 1) // 2, width, 3)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1) for before, after in itertools.pairwise(channels)
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features: width / 2 channels at a quarter of the side, by default 128 of 8x8."""
+        for convolution in self.convolutions[:2]:
+            x = self.pool(torch.relu(convolution(x)))
+        return x
+
+    def decode(self, features: torch.Tensor) -> torch.Tensor:
+        for convolution in self.convolutions[2:4]:
+            features = self.upsample(torch.relu(convolution(features)))
+        return self.convolutions[4](features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(x))
+
+
+def load_autoencoder(path: str | pathlib.Path, width: int = 256) -> ConvAutoencoder:
+    """Read a flat file with the weight and bias of each convolution, each preceded by its size."""
+    model = ConvAutoencoder(width)
+    file = FlatFile(path)
+    for parameter in model.parameters():
+        file.fill([parameter], file.count())
+    file.end()
+    return model.eval()
 
 
 class SpectralAutoencoder(nn.Module):
