@@ -24,7 +24,7 @@ from escalade.ops.base.switches import precision
 from escalade.terminal_text import counted, printable
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
-from escalade_apps.classify.labeled import LabeledImage, find_labeled
+from escalade_apps.classify.labels import LabeledImage, find_labeled
 from escalade_apps.classify.prediction import batches
 from escalade_apps.classify.preparation import Normalization, compile_classifier, crop_of, normalization
 from escalade_bench.campaign.units import Say, Session, Unit

@@ -84,8 +84,8 @@ def command(
 ) -> None:
     """Verify a network and its peers, then time them for every batch size and dtype in one run."""
     from escalade.commands.benchmarks import check_options, wanted_parts
-    from escalade.commands.devices import network_device
     from escalade.commands.running import ON_CPU, Run
+    from escalade.commands.selection import network_device
     from escalade_bench.networks.workload import Setting
     from escalade_bench.networks.workloads import workload as named_workload
     from escalade_bench.peers import registry

@@ -29,9 +29,8 @@ def command(
     """Time the CPU overhead of an operator call against PyTorch's, with and without gradients. Needs a GPU."""
     import torch
 
-    from escalade.commands.devices import kernel_device
     from escalade.commands.running import Run
-    from escalade.commands.selection import check_names
+    from escalade.commands.selection import check_names, kernel_device
     from escalade_bench.calls import STORAGE, chosen, measure
     from escalade_bench.report.pages.records import calls_table
 

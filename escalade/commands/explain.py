@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Show the plan of a network: each step, its kernel and why it was chosen, its lower bound, and fallbacks."""
     from escalade import models
-    from escalade.commands.devices import engine_device
     from escalade.commands.networks import network
+    from escalade.commands.selection import engine_device
     from escalade_bench.measure import ceilings, records
     from escalade_bench.networks.steps import step_records, timed_plan
     from escalade_bench.report import terminal

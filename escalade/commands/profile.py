@@ -77,9 +77,8 @@ def command(
 ) -> None:
     """Profile the kernels of a rung, a network or a training step: counters or times, and a diagnosis."""
     from escalade import ops
-    from escalade.commands.devices import kernel_device
-    from escalade.commands.profiled import Asked
     from escalade.commands.profiling import (
+        Asked,
         compare_with_twin,
         count_on_twin,
         profile_on_gpu,
@@ -87,6 +86,7 @@ def command(
         show_profile,
     )
     from escalade.commands.running import Run
+    from escalade.commands.selection import kernel_device
 
     console = Console()
     where = kernel_device(device)

@@ -6,7 +6,7 @@ import pathlib
 
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
-from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
+from escalade_apps.train.data import arrays, cifar, folders, synthetic
 from escalade_apps.train.data.images import Dataset, split
 
 SYNTHETIC = "synthetic"
@@ -25,7 +25,7 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
     if path.is_file():
         if path.suffix != ".npz":
             raise UnsupportedError(f"{printable(path)} is not a supported file; supported are {_SUPPORTED}")
-        return split(printable(path), arrays.read(path), held_out, seed)
+        return split(printable(path), arrays.read_npz(path), held_out, seed)
     if not path.is_dir():
         raise UnsupportedError(f"{printable(path)} does not exist; supported are {_SUPPORTED}")
     for name, reader, pattern in (
@@ -36,7 +36,7 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
             if any(folder.glob(pattern)):
                 train, test = reader(folder, cifar.TRAINING), reader(folder, cifar.TESTING)
                 return Dataset(printable(path), train, test)
-    if idx.find(path, "train", "images"):
+    if arrays.find_idx(path, "train", "images"):
         return _idx(path)
     return _folder(path, side, held_out, seed)
 
@@ -58,7 +58,7 @@ def _synthetic(where: str, side: int, seed: int) -> Dataset:
 
 def _idx(folder: pathlib.Path) -> Dataset:
     found = {
-        (part, kind): idx.find(folder, part, kind)
+        (part, kind): arrays.find_idx(folder, part, kind)
         for part in ("train", "t10k")
         for kind in ("images", "labels")
     }
@@ -66,8 +66,8 @@ def _idx(folder: pathlib.Path) -> Dataset:
     for part, kind in found:
         if (part, kind) not in paths:
             raise UnsupportedError(f"{printable(folder)} has IDX files, but no {part}-{kind}")
-    train = idx.read_pair(paths["train", "images"], paths["train", "labels"])
-    test = idx.read_pair(paths["t10k", "images"], paths["t10k", "labels"])
+    train = arrays.read_idx(paths["train", "images"], paths["train", "labels"])
+    test = arrays.read_idx(paths["t10k", "images"], paths["t10k", "labels"])
     return Dataset(printable(folder), train, test)
 
 
