@@ -127,6 +127,16 @@ class Selection:
             raise UnsupportedError(f"nothing to {what}: {refusal}")
 
 
+def first_of_each_rung(planned: list[verification.VerificationJob]) -> list[verification.VerificationJob]:
+    """Every rung on each problem and layout, in the first dtype that it takes: the others differ in bytes alone."""
+    kept: dict[tuple[str, str, str], verification.VerificationJob] = {}
+    for job in planned:
+        key = (job.problem.name, job.problem.layout, job.rung.name)
+        if key not in kept or (kept[key].refusal and not job.refusal):
+            kept[key] = job
+    return sorted(kept.values(), key=planned.index)
+
+
 def check_names(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise UnsupportedError for a name that is not among the known ones."""
     for name in names:

@@ -1,22 +1,20 @@
-"""DOC"""
+"""Plans of a network, made without running anything: their digests for a card, and the steps that PyTorch computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
 import torch
+
 from escalade.engine import compile
 from escalade.engine.engine import Engine
+from escalade.engine.explain import Explanation, Floor, explain_plan
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade_bench.measure.currency import Made
 from escalade_bench.networks.workload import Setting
 from escalade_bench.peers.network import FORMATS
-from collections import Counter
-from collections.abc import Mapping
-import torch
-from escalade.engine.engine import Engine
-from escalade.engine.explain import Explanation, Floor, explain_plan
-
 
 _IMAGE = 3
 """Dimensions of an image: channels, height and width."""

@@ -1,22 +1,20 @@
-"""DOC"""
+"""Profiles: parts, their kernels with counters or times, floors, and what bounds each kernel, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from escalade.device.twin import Counts
-from escalade_bench.profile.counters import Counters
-from escalade_bench.profile.target import Part
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
 from rich.markup import escape
+
 from escalade.device.nvml import ConditionMonitor
+from escalade.device.twin import Counts
 from escalade.narrow_tables import Table
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.profile.counters import Counters
 from escalade_bench.profile.target import Part, merged, owners
-
 
 BUSY_PCT = 60.0
 """Percent of its peak from which a unit is the bottleneck."""

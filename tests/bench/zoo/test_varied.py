@@ -15,8 +15,8 @@ from escalade.engine.engine import Engine
 from escalade.models import UNet
 from escalade.ops.base.accuracy import relative_error
 from escalade_bench.coverage.catalogue import entries
-from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.coverage.run import enliven
+from escalade_bench.networks.planned import by_operator, planned
 from escalade_bench.zoo import varied
 from escalade_bench.zoo.varied import (
     attention,
