@@ -14,6 +14,9 @@ from escalade.terminal_text import counted, printable
 from escalade_apps.classify.images import find
 
 IMAGENET_CLASSES = 1000
+LAYOUTS = "one folder per class (dog/1.jpg), or files named CLASS_anything (n02085936_1.jpg)"
+_SHOWN = 3
+"""Labels listed in an error message."""
 
 
 def class_labels(classes: int, file: pathlib.Path | None) -> list[str]:
@@ -63,11 +66,6 @@ def _imagenet_labels() -> list[str] | None:
         return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
     except (ImportError, RuntimeError, OSError, AttributeError):
         return None
-
-
-LAYOUTS = "one folder per class (dog/1.jpg), or files named CLASS_anything (n02085936_1.jpg)"
-_SHOWN = 3
-"""Labels listed in an error message."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,8 @@ def _numbers(
         known = {label: number for number, label in enumerate(distinct)}
     else:
         raise UnsupportedError(
-            f"the images in {printable(folder)} have {counted(len(distinct), 'class')} ({_few(distinct)}), and "
-            "the network has "
-            f"{classes}; pass --classes FILE with one name per line in the network's class order"
+            f"the images in {printable(folder)} have {counted(len(distinct), 'class')} ({_few(distinct)}), and the "
+            f"network has {classes}; pass --classes FILE with one name per line in the network's class order"
         )
     unknown = [label for label in distinct if label not in known]
     if unknown:

@@ -309,8 +309,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/classes-of-the-test-part",
         "escalade_apps/train/data/reading.py",
-        "folders.classes_of(train or path)",
-        "folders.classes_of(test or path)",
+        "_classes_of(train or path)",
+        "_classes_of(test or path)",
         _DATA_TESTS,
     ),
     # Several processes
