@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from escalade import files
 from escalade.commands.options import EngineOn, Model, PlannedBatch, written
-from escalade.commands.progress import waiting
+from escalade.commands.progress import waiting, write_text
 from escalade.errors import UnsupportedError
 
 
@@ -63,8 +63,7 @@ def command(
     if line := terminal.conditions_line([explanation.conditions]):
         console.print(line, highlight=False)
     if json:
-        files.replace(json, (explanation.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        write_text(json, explanation.to_json() + "\n", console)
     if results:
         origin = records.provenance(engine.device)
         for path in records.file_away(results, [r.stamped(origin) for r in step_records(explanation)]):

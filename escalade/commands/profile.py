@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from escalade import files
 from escalade.commands.options import InputSeed, KernelsOn, RecordsFolder, count, written
+from escalade.commands.progress import write_text
 from escalade.errors import UnsupportedError
 
 
@@ -115,5 +114,4 @@ def command(
         if beside_twin:
             Run(where, results=results, console=console).keep(compare_with_twin(asked, where, found, console))
     if json:
-        files.replace(json, (found.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        write_text(json, found.to_json() + "\n", console)

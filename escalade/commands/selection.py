@@ -38,6 +38,13 @@ def engine_device(name: str | None) -> str:
     return str(name)
 
 
+def require_gpu(what: str) -> torch.device:
+    """Return the current GPU; without one, raise UnsupportedError with a sentence that begins with `what`."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"{what}, and PyTorch finds none; `escalade doctor` reports why")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _gpu(instead: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UnsupportedError(
