@@ -6,6 +6,9 @@ All systems run a batch before the next one is decoded, so that a data set of an
 from __future__ import annotations
 
 import copy
+import csv
+import io
+import json
 import math
 import pathlib
 import shlex
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -24,7 +28,7 @@ from escalade.ops.base.switches import precision
 from escalade.terminal_text import counted, printable
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
-from escalade_apps.classify.labeled import LabeledImage, find_labeled
+from escalade_apps.classify.labels import LabeledImage, find_labeled
 from escalade_apps.classify.prediction import batches
 from escalade_apps.classify.preparation import Normalization, compile_classifier, crop_of, normalization
 from escalade_bench.campaign.units import Say, Session, Unit
@@ -40,6 +44,8 @@ SUFFIX = "_evaluation"
 PYTORCH = "torch"
 FEW = 5
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
+NETWORKS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
+"""Layers of each network that can be evaluated."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,43 @@ def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
     if not dtype:
         return record
     return replace(record, error=error if math.isfinite(error) else None, tolerance=most, failure=failure)
+
+
+def as_json(records: Sequence[Record], data: pathlib.Path, device: str) -> str:
+    about: dict[str, Any] = {
+        "network": records[0].workload.removesuffix(SUFFIX),
+        "weights": records[0].config["weights"],
+        "data": str(data),
+        "images": records[0].batch,
+        "device": device,
+        "decoder": records[0].config["decoder"],
+        "systems": [_figures(record) for record in records],
+    }
+    return json.dumps(about, indent=1) + "\n"
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    text = io.StringIO()
+    rows = [_figures(record) for record in records]
+    writer = csv.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _figures(record: Record) -> dict[str, Any]:
+    said = record.config
+    return {
+        "system": record.system,
+        "dtype": record.dtype,
+        "images": record.batch,
+        "top1": record.accuracy,
+        "top5": said["top5"],
+        "agreement": said["agreement"],
+        "largest_difference": said["difference"],
+        "error": record.error,
+        "failure": record.failure,
+    }
 
 
 NETWORK = "resnet18"

@@ -20,9 +20,8 @@ from escalade_apps.train import logs, pictures
 from escalade_apps.train.data.images import Dataset
 from escalade_apps.train.parallel import processes
 from escalade_apps.train.probing import Probe, ProbeResult
-from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
-from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS
+from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS, trainer
 from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device import events, streams
+from escalade.device import streams
 from escalade.device.torch_private import FAST_PATHS
 
 
@@ -238,4 +238,4 @@ class Gpu:
         monkeypatch.setattr(streams, "_created", Counter())
         monkeypatch.setattr(streams, "_DedicatedStream", lambda handle, device: self.streams[handle])
         monkeypatch.setattr(streams, "_create", lambda index: self.stream().cuda_stream)
-        monkeypatch.setattr(events, "gil_holding_function", lambda name: getattr(self, name))
+        monkeypatch.setattr(streams, "gil_holding_function", lambda name: getattr(self, name))

@@ -83,10 +83,11 @@ def command(
     ] = None,
 ) -> None:
     """Verify a network and its peers, then time them for every batch size and dtype in one run."""
-    from escalade.commands.benchmarks import check_options, wanted_parts
-    from escalade.commands.devices import network_device
     from escalade.commands.running import ON_CPU, Run
+    from escalade.commands.selection import check_names, network_device
+    from escalade_bench.networks.judging import MOST
     from escalade_bench.networks.workload import Setting
+    from escalade_bench.networks.workloads import require_options, wanted_parts
     from escalade_bench.networks.workloads import workload as named_workload
     from escalade_bench.peers import registry
     from escalade_bench.peers.network import Budget
@@ -100,7 +101,8 @@ def command(
     beside = registry.chosen(asked_peers, chosen.peers)
     where = network_device(device)
     on_gpu = where.type == "cuda"
-    check_options(dtypes, size, chosen)
+    check_names("dtype", dtypes, tuple(MOST))
+    require_options(dtypes, size, chosen)
     named = {*asked_parts, *(("stream",) if stream else ())}
     measured = wanted_parts(named, not asked_parts, phases, chosen, on_gpu)
     slow_batches = () if batches else chosen.slow_batches

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files
-from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers, written
+from escalade.commands.options import ColorMean, ColorStd, Model, PlannedDtype, listed, numbers, written
 from escalade.commands.progress import status
 from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.errors import UnsupportedError
@@ -36,10 +36,7 @@ def command(
         list[str] | None,
         typer.Option("--batch", "-b", help="Batch sizes such as 1,8,32. Default: 1.", show_default=False),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16"),
-    ] = None,
+    dtype: PlannedDtype = None,
     weights: Annotated[
         pathlib.Path | None,
         typer.Option(

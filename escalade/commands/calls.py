@@ -8,7 +8,6 @@ import typer
 
 from escalade.commands.options import Dtypes, InputSeed, RecordsFile, RecordsFolder, listed
 from escalade.commands.progress import status
-from escalade.errors import UnsupportedError
 
 
 def command(
@@ -27,21 +26,15 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Time the CPU overhead of an operator call against PyTorch's, with and without gradients. Needs a GPU."""
-    import torch
-
-    from escalade.commands.devices import kernel_device
     from escalade.commands.running import Run
-    from escalade.commands.selection import check_names
+    from escalade.commands.selection import check_names, require_gpu
     from escalade_bench.calls import STORAGE, chosen, measure
     from escalade_bench.report.pages.records import calls_table
 
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "calls are timed on a GPU, and PyTorch finds none; `escalade doctor` reports why"
-        )
+    device = require_gpu("calls are timed on a GPU")
     wanted, dtypes = chosen(tuple(names or ())), listed(dtype)
     check_names("dtype", dtypes, tuple(STORAGE))
-    run = Run(kernel_device("cuda"), json, results)
+    run = Run(device, json, results)
     with status(run.console) as say:
         for call in wanted.values():
             for one in (each for each in call.layouts if not dtypes or each in dtypes):

@@ -8,21 +8,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from escalade import files
-from escalade.commands.options import Model, PlannedBatch, written
-from escalade.commands.progress import waiting
-from escalade.errors import UnsupportedError
+from escalade.commands.options import Model, PlannedBatch, PlannedDtype, written
+from escalade.commands.progress import waiting, write_text
 
 
 def command(
     model: Model,
     batch: PlannedBatch = 1,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16"),
-    ] = None,
+    dtype: PlannedDtype = None,
     measured: Annotated[
         bool,
         typer.Option(
@@ -35,21 +29,16 @@ def command(
     ] = None,
 ) -> None:
     """Time a network's plan against PyTorch, per step and in total. Fails if PyTorch is faster. Needs a GPU."""
-    import torch
-
     from escalade.commands.networks import network
+    from escalade.commands.selection import require_gpu
 
     console = Console()
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "check times plans on a GPU, and PyTorch finds none; `escalade doctor` reports why"
-        )
+    require_gpu("check times plans on a GPU")
     with waiting(f"compiling {model}"):
         engine, inputs = network(model, batch, dtype, "cuda", measured=measured)
     comparison = replace(engine.compare(*inputs), title=model)
     console.print(comparison)
     if json:
-        files.replace(json, (comparison.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        write_text(json, comparison.to_json() + "\n", console)
     if comparison.speedup < 1:
         raise typer.Exit(1)

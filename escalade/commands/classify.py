@@ -121,7 +121,7 @@ def command(
 ) -> None:
     """Classify images with your own network. Fails if an image could not be read."""
     from escalade.commands.classifiers import ClassifierRequest, build_classifier
-    from escalade.commands.devices import engine_device
+    from escalade.commands.selection import engine_device
     from escalade.engine.graph.forms import require_dtype
     from escalade_apps.classify import output, reading
     from escalade_apps.classify.decoders import decoder_for

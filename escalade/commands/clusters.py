@@ -17,7 +17,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.terminal_text import printable
 from escalade_apps.ray import Job, Network
-from escalade_apps.ray.connection import connected
+from escalade_apps.ray.jobs import connected
 
 
 def classify(

@@ -80,9 +80,8 @@ def command(
     """Compile every network of a module, verify it, count the steps left to PyTorch, and time it against PyTorch."""
     import torch
 
-    from escalade.commands.devices import network_device
     from escalade.commands.running import ON_CPU, Run, wide_console
-    from escalade.commands.selection import check_names
+    from escalade.commands.selection import check_names, network_device
     from escalade.ops.base.dtypes import QUANTIZED
     from escalade.tune.refusal import LostDevice
     from escalade_bench.coverage.catalogue import entries

@@ -62,15 +62,14 @@ def command(
     """Count a ResNet's correct predictions on labeled images, by dtype and for PyTorch. Fails if logits are off."""
     import torch
 
-    from escalade.commands.devices import engine_device
-    from escalade.commands.evaluations import NETWORKS, as_csv, as_json
     from escalade.commands.running import ON_CPU, Run
+    from escalade.commands.selection import engine_device
     from escalade.engine.graph.forms import require_dtype
     from escalade.models import read_resnet
     from escalade_apps.classify import output
-    from escalade_apps.classify.labeled import find_labeled, spread
+    from escalade_apps.classify.labels import find_labeled, spread
     from escalade_apps.classify.preparation import normalization
-    from escalade_bench.evaluation import DTYPES, Task, evaluate
+    from escalade_bench.evaluation import DTYPES, NETWORKS, Task, as_csv, as_json, evaluate
     from escalade_bench.report.pages import networks
 
     if network not in NETWORKS:

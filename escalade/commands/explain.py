@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from escalade import files
 from escalade.commands.options import EngineOn, Model, PlannedBatch, written
-from escalade.commands.progress import waiting
+from escalade.commands.progress import waiting, write_text
 from escalade.errors import UnsupportedError
 
 
@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Show the plan of a network: each step, its kernel and why it was chosen, its lower bound, and fallbacks."""
     from escalade import models
-    from escalade.commands.devices import engine_device
     from escalade.commands.networks import network
+    from escalade.commands.selection import engine_device
     from escalade_bench.measure import ceilings, records
     from escalade_bench.networks.steps import step_records, timed_plan
     from escalade_bench.report import terminal
@@ -63,8 +63,7 @@ def command(
     if line := terminal.conditions_line([explanation.conditions]):
         console.print(line, highlight=False)
     if json:
-        files.replace(json, (explanation.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        write_text(json, explanation.to_json() + "\n", console)
     if results:
         origin = records.provenance(engine.device)
         for path in records.file_away(results, [r.stamped(origin) for r in step_records(explanation)]):

@@ -52,9 +52,8 @@ def command(
     """Verify the rungs of an operation, then time them against PyTorch and the card's ceilings."""
     from escalade import ops
     from escalade.commands.compiling import announce_jobs, compile_for
-    from escalade.commands.devices import kernel_device
     from escalade.commands.running import Run
-    from escalade.commands.selection import Selection
+    from escalade.commands.selection import Selection, kernel_device
     from escalade.ops.base.card import Card
     from escalade.tune import verification
     from escalade_bench import ladder as climbing

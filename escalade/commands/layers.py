@@ -62,7 +62,6 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Verify single convolutions and their peers, then time them interleaved, layer by layer."""
-    from escalade.commands.devices import kernel_device
     from escalade.commands.layer_runs import (
         CEILING_SECONDS,
         announce_layers,
@@ -72,6 +71,7 @@ def command(
         wanted_parts,
     )
     from escalade.commands.running import Run, wide_console
+    from escalade.commands.selection import kernel_device
     from escalade_bench.layers import WORKLOADS
     from escalade_bench.peers import registry
     from escalade_bench.report.pages import layers as tables

@@ -108,6 +108,9 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+PlannedDtype = Annotated[
+    str | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16")
+]
 PlannedBatch = Annotated[int, count("--batch", "-b", help="Batch size to plan for.")]
 Problems = Annotated[
     list[str] | None,

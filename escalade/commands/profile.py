@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from escalade import files
 from escalade.commands.options import InputSeed, KernelsOn, RecordsFolder, count, written
+from escalade.commands.progress import write_text
 from escalade.errors import UnsupportedError
 
 
@@ -77,9 +76,8 @@ def command(
 ) -> None:
     """Profile the kernels of a rung, a network or a training step: counters or times, and a diagnosis."""
     from escalade import ops
-    from escalade.commands.devices import kernel_device
-    from escalade.commands.profiled import Asked
     from escalade.commands.profiling import (
+        Asked,
         compare_with_twin,
         count_on_twin,
         profile_on_gpu,
@@ -87,6 +85,7 @@ def command(
         show_profile,
     )
     from escalade.commands.running import Run
+    from escalade.commands.selection import kernel_device
 
     console = Console()
     where = kernel_device(device)
@@ -115,5 +114,4 @@ def command(
         if beside_twin:
             Run(where, results=results, console=console).keep(compare_with_twin(asked, where, found, console))
     if json:
-        files.replace(json, (found.to_json() + "\n").encode())
-        console.print(f"wrote {escape(str(json))}")
+        write_text(json, found.to_json() + "\n", console)

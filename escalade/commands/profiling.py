@@ -1,25 +1,156 @@
-"""Profile a target and print the result, for `escalade profile`."""
+"""Profile a rung, a network or a training step, and print the result, for `escalade profile`."""
 
 from __future__ import annotations
 
+import json
 import pathlib
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import ops
-from escalade.commands.profiled import Asked, chosen, launch, target_of, works_of
+from escalade import ops, parsing
+from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.progress import status
+from escalade.commands.selection import check_names
 from escalade.device.precompilation import build_for_twin
+from escalade.engine import training_step
+from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.comparison import copy_inputs
+from escalade.engine.training.program import KernelStep
+from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
+from escalade.ops.choose.choice import Choice
+from escalade.ops.choose.pytorch import PYTORCH
 from escalade.terminal_text import counted
+from escalade_apps.train.data import synthetic
+from escalade_apps.train.steps import optimizer_of
+from escalade_apps.train.tasks import TASKS, task_of
+from escalade_apps.train.tasks import settings as settings_of
 from escalade_bench.measure import ceilings, records
 from escalade_bench.profile import climb, cupti, ncu, twin
+from escalade_bench.profile.climb import first_choice
 from escalade_bench.profile.profiles import Profile, Profiled, profile
-from escalade_bench.profile.target import work_of_rung
+from escalade_bench.profile.target import Target, Work, of_plan, of_rung, work_of_plan, work_of_rung
 from escalade_bench.report import terminal
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A target as named on the command line; None is the default."""
+
+    target: str
+    problem: str | None
+    rung: str | None
+    dtype: str | None
+    layout: str | None
+    batch: int
+    training: bool
+    device: str
+    """`cuda`, or `cpu` for the twin."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        of_ladder = {"--problem": self.problem, "--rung": self.rung, "--layout": self.layout}
+        given = [option for option, value in of_ladder.items() if value is not None]
+        if self.batch < 1:
+            raise UnsupportedError(f"batch size {self.batch}: it must be at least 1")
+        if self.training and self.target not in TASKS:
+            raise UnsupportedError(f"--training supports {', '.join(TASKS)}")
+        if given and self.target not in ops.OPERATIONS:
+            raise UnsupportedError(
+                f"{', '.join(given)}: only operations have that, and {self.target} is none; there is "
+                f"{', '.join(ops.OPERATIONS)}"
+            )
+        if self.target not in ops.OPERATIONS and not self.training and not is_network(self.target):
+            raise UnsupportedError(
+                f"{self.target!r} is neither an operation ({', '.join(ops.OPERATIONS)}), {KINDS}"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def chosen(asked: Asked, device: torch.device) -> Choice:
+    """Choose the rung, and the first dtype and layout that it supports of those that are asked for."""
+    operation = ops.operation(asked.target)
+    defaults = operation.problems if device.type == "cuda" else operation.small_problems
+    problem: Any = operation.parse(asked.problem) if asked.problem else defaults[0]
+    check_names("dtype", [asked.dtype] if asked.dtype else [], operation.dtypes)
+    check_names("layout", [asked.layout] if asked.layout else [], operation.layouts)
+    dtypes = [asked.dtype] if asked.dtype else sorted(operation.dtypes, key=lambda one: one != "fp16")
+    layouts = [asked.layout] if asked.layout else sorted(operation.layouts, key=lambda one: one != "nhwc")
+    return first_choice(asked.target, problem, dtypes, layouts, device, asked.rung)
+
+
+def target_of(asked: Asked) -> Target:
+    """Prepare the target."""
+    device = torch.device(asked.device)
+    if asked.training:
+        step, batch, dtype = _step(asked, device)
+        step(*batch)  # creates the optimizer's state
+        if not isinstance(step.program, KernelStep):
+            raise UnsupportedError(
+                "PyTorch computes this plan: there are no kernels of Escalade's to profile"
+            )
+        casts = "inputs cast", "cast", PYTORCH, step.program.prepare
+        optimizer = "parameters stepped", "optimizer_step", "", step.program.finish
+        return of_plan(_title(asked, dtype), step.program, device, casts, optimizer)
+    if asked.target in ops.OPERATIONS:
+        return of_rung(ops.operation(asked.target), chosen(asked, device), device, asked.seed)
+    engine, inputs = network(asked.target, asked.batch, asked.dtype, asked.device)
+    program = engine.program(*inputs)
+    if not isinstance(program, KernelProgram):
+        raise UnsupportedError(
+            "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
+        )
+    copies = "inputs brought in", "copy", PYTORCH, lambda: copy_inputs(program, inputs)
+    return of_plan(_title(asked, engine.dtype), program, device, copies)
+
+
+def works_of(asked: Asked) -> tuple[str, list[Work]]:
+    """Return the title and the work of a target for the twin; its plan is that of the CPU, without compiling."""
+    device = torch.device("cpu")
+    if asked.training:
+        step, _, dtype = _step(asked, device)
+        return _title(asked, dtype), work_of_plan(step.plan)
+    if asked.target in ops.OPERATIONS:
+        choice = chosen(asked, device)
+        p = choice.problem
+        work = work_of_rung(ops.operation(asked.target), choice)
+        return f"{asked.target} {p.name} {p.dtype} {p.layout}", [work]
+    engine, inputs = network(asked.target, asked.batch, asked.dtype, "cpu")
+    return _title(asked, engine.dtype), work_of_plan(engine.plan(*inputs))
+
+
+def _title(asked: Asked, dtype: str) -> str:
+    return f"{'a step of ' if asked.training else ''}{asked.target}, batch {asked.batch}, {dtype}"
+
+
+def _step(asked: Asked, device: torch.device) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], str]:
+    """Make a step as `escalade train` does, a batch of synthetic images, and its dtype."""
+    task = task_of(asked.target)
+    given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
+    wanted = settings_of(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
+    images = synthetic.make(wanted.batch, wanted.side, wanted.seed, "profile")
+    assert images.labels is not None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(wanted.seed)
+        model = task.make(wanted, images).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    x = images.pixels.to(device).float().div_(255).permute(0, 3, 1, 2)
+    batch = x, task.target(x, images.labels.to(device))
+    optimizer = optimizer_of(wanted.optimizer, model, wanted.lr, wanted.weight_decay)
+    return training_step(model, task.loss, optimizer, batch, dtype=wanted.dtype), batch, wanted.dtype
+
+
+def launch() -> None:
+    """Entry point of the process under Nsight Compute."""
+    asked = parsing.parse_dataclass(Asked, parsing.parse(sys.argv[1]))
+    ncu.launch(lambda: target_of(asked))
 
 
 def profile_rungs(

@@ -1,7 +1,8 @@
-"""Progress bars and status lines on the terminal."""
+"""Progress bars and status lines on the terminal, and files that a command writes besides."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
+from escalade import files
 from escalade.terminal_text import format_duration
 
 Say = Callable[[str], None]
@@ -56,6 +58,12 @@ def announce(console: Console, work: str, seconds: float, less: str) -> None:
         console.print(
             escape(f"{work}: about {format_duration(seconds)}. {less}"), highlight=False, soft_wrap=True
         )
+
+
+def write_text(path: pathlib.Path, text: str, console: Console) -> None:
+    """Write a file atomically, and print its path."""
+    files.replace(path, text.encode())
+    console.print(f"wrote {escape(str(path))}")
 
 
 def waiting(text: str) -> Status:

@@ -1,4 +1,4 @@
-"""Select part of an operation's ladder with the options of `ladder`, `count`, `verify` and `precompile`."""
+"""Resolve what a command works on: the device, and the part of a ladder that its options name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,45 @@ from escalade.commands.options import listed
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.tune import verification
+
+
+def kernel_device(name: str | None) -> torch.device:
+    """Return the GPU for `cuda` (the default if there is one), the CPU for `twin`."""
+    if name == "twin" or (name is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return _gpu("--device twin runs the same kernels on the CPU")
+
+
+def network_device(name: str | None) -> torch.device:
+    """Return the GPU for `cuda` (the default if there is one), else the CPU."""
+    if name == "cpu" or (name is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return _gpu("--device cpu runs PyTorch's operators instead of kernels")
+
+
+def engine_device(name: str | None) -> str:
+    """Return the `device` argument of `compile`: the name, or by default `cuda` if there is a GPU, else `cpu`."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        _gpu("--device cpu runs PyTorch's operators")
+    return str(name)
+
+
+def require_gpu(what: str) -> torch.device:
+    """Return the current GPU; without one, raise UnsupportedError with a sentence that begins with `what`."""
+    if not torch.cuda.is_available():
+        raise UnsupportedError(f"{what}, and PyTorch finds none; `escalade doctor` reports why")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _gpu(instead: str) -> torch.device:
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "--device cuda needs an NVIDIA GPU that PyTorch can use, and none was found; `escalade doctor` reports "
+            f"why. {instead}"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @dataclass(frozen=True)
@@ -93,6 +132,16 @@ class Selection:
         if not wanted:
             refusal = planned[0].refusal if planned else "nothing matches the options"
             raise UnsupportedError(f"nothing to {what}: {refusal}")
+
+
+def first_of_each_rung(planned: list[verification.VerificationJob]) -> list[verification.VerificationJob]:
+    """Every rung on each problem and layout, in the first dtype that it takes: the others differ in bytes alone."""
+    kept: dict[tuple[str, str, str], verification.VerificationJob] = {}
+    for job in planned:
+        key = (job.problem.name, job.problem.layout, job.rung.name)
+        if key not in kept or (kept[key].refusal and not job.refusal):
+            kept[key] = job
+    return sorted(kept.values(), key=planned.index)
 
 
 def check_names(kind: str, names: Sequence[str], known: Sequence[str]) -> None:

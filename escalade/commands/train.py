@@ -156,12 +156,11 @@ def command(
     """Train the autoencoder or a ResNet-18, with checkpoints that resume bit for bit."""
     import torch
 
-    from escalade.commands.devices import engine_device
+    from escalade.commands.selection import engine_device
     from escalade.commands.training import RUNS, announce, fit_classifier, train
     from escalade_apps.train.parallel import processes
     from escalade_apps.train.probing import Probe
-    from escalade_apps.train.runs import trainer
-    from escalade_apps.train.trainer import BEST
+    from escalade_apps.train.trainer import BEST, trainer
     from escalade_bench.learning import learning_record
     from escalade_bench.measure import records
 

@@ -15,9 +15,9 @@ from rich.progress import TextColumn, TimeRemainingColumn
 from escalade.commands.progress import progress_bar
 from escalade.models import ConvAutoencoder
 from escalade.terminal_text import counted
+from escalade_apps.train.logs import Progress
 from escalade_apps.train.parallel import LostError, Processes
 from escalade_apps.train.probing import Probe, ProbeResult
-from escalade_apps.train.progress import Progress
 from escalade_apps.train.trainer import Evaluation, Trainer
 
 RUNS = pathlib.Path("runs")

@@ -61,12 +61,13 @@ def command(
     """
     import torch
 
+    from escalade.commands.selection import require_gpu
     from escalade.commands.tuning import (
+        NEEDS_GPU,
         check_request,
         choices_hold,
         fill,
         named_problems,
-        require_gpu,
         steps_of_networks,
         sweep_into,
     )
@@ -85,7 +86,7 @@ def command(
         dtypes, layouts = listed(dtype) or ("fp16",), listed(layout) or ("nhwc",)
         named, problems = tuple(names or ()), tuple(problem or ())
         check_request(named, problems, dtypes, layouts)
-        device = require_gpu()
+        device = require_gpu(NEEDS_GPU)
         wanted = (
             named_problems(named[0], problems, dtypes, layouts)
             if problems

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from escalade import models, ops
 from escalade.commands.progress import progress_bar
-from escalade.commands.selection import check_names
+from escalade.commands.selection import check_names, require_gpu
 from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
 from escalade.device.program import Program
@@ -36,6 +36,7 @@ from escalade_bench.ladder import free
 Wanted = dict[str, tuple[str, Any]]
 """Operation and problem by key."""
 SWEPT = "conv2d"
+NEEDS_GPU = "tuning needs a GPU"
 COMPILE_GROUP = 16
 """Problems whose kernels are compiled together, while the previous group is measured."""
 
@@ -75,7 +76,7 @@ def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem
 
 def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:
     """Time every candidate of random problems, skipping problems that the file already has."""
-    device = require_gpu()
+    device = require_gpu(NEEDS_GPU)
     existing = store.resume(path)
     wanted: Wanted = {key_of(SWEPT, p): (SWEPT, p) for p in sweeping.problems(count, seed)}
     missing = {key: value for key, value in wanted.items() if key not in existing}
@@ -98,13 +99,7 @@ def choices_hold(path: pathlib.Path, console: Console) -> bool:
         raise UnsupportedError(
             f"{path} has no measured problems; fill it with `escalade tune --sweep 300 --out {path}`"
         )
-    return judgement.show(judgement.judge(swept), judgement.calibrations(swept), console) == 0
-
-
-def require_gpu() -> torch.device:
-    if not torch.cuda.is_available():
-        raise UnsupportedError("tuning needs a GPU, and PyTorch finds none; `escalade doctor` reports why")
-    return torch.device("cuda", torch.cuda.current_device())
+    return judgement.show(judgement.judge(swept), judgement.calibrations(swept), console)
 
 
 def check_request(

@@ -42,8 +42,7 @@ def command(
     """Compare every rung on every problem with the float64 reference. Fails if a result is wrong."""
     from escalade import ops
     from escalade.commands.compiling import announce_jobs, compile_for
-    from escalade.commands.devices import kernel_device
-    from escalade.commands.selection import Selection
+    from escalade.commands.selection import Selection, kernel_device
     from escalade.device.run import TwinOptions
     from escalade.tune import verification
     from escalade_bench.report import terminal

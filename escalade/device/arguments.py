@@ -73,9 +73,6 @@ class ArgumentList:
             for name in flag.weights
         )
 
-    def encoded(self, tensor_map: TensorMap, address: int) -> bytes:
-        return self._encode(tensor_map, address)
-
 
 class BufferPointers:
     """All pointers into one buffer in the arguments of several launches, for buffers that move between calls."""
@@ -126,7 +123,7 @@ class BufferPointers:
         """Return the encoded tensor maps for this address, cached: allocators reuse addresses."""
         found = self._encoded.get(address)
         if found is None:
-            found = [one.encoded(tensor_map, address + offset) for one, tensor_map, _, offset in self._maps]
+            found = [one._encode(tensor_map, address + offset) for one, tensor_map, _, offset in self._maps]
             if len(self._encoded) >= _MOST_ADDRESSES:
                 self._encoded.pop(next(iter(self._encoded)), None)
             self._encoded[address] = found

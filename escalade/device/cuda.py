@@ -15,7 +15,7 @@ import torch
 
 from escalade.device.architecture import name_of
 from escalade.device.arguments import ArgumentList
-from escalade.device.driver import check, check_status, launch_function, make_context_current
+from escalade.device.driver import check, driver_function, retry
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall
@@ -160,9 +160,6 @@ class CudaLaunch:
     def __init__(
         self, call: KernelCall, device_index: int, label: str, kernel: CudaKernel | None = None
     ) -> None:
-        from cuda.bindings import driver
-
-        self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._current_stream = FAST_PATHS.current_stream
         self._current_device = FAST_PATHS.current_device
         self.what = f"launching {call.program}{label}"
@@ -175,7 +172,7 @@ class CudaLaunch:
         addresses = (
             self._config.getPtr(), int(self.kernel.handle), ctypes.addressof(self.arguments.addresses), None
         )  # fmt: skip
-        self._launch = partial(launch_function(), *map(ctypes.c_void_p, addresses))
+        self._launch = partial(driver_function("cuLaunchKernelEx"), *map(ctypes.c_void_p, addresses))
         self._stream = 0
         self.kernel.allow_shared(call.shared_bytes, device_index, self.what)
 
@@ -238,13 +235,8 @@ class CudaLaunch:
         if stream != self._stream:
             self._stream = stream
             self._config.hStream = stream
-        status = self._launch()
-        if not status:
-            return
-        if status == self._no_context:  # this thread has not used CUDA before
-            make_context_current(self.device_index)
-            status = self._launch()
-        check_status(status, self.what)
+        if status := self._launch():
+            retry(self._launch, status, self.device_index, self.what)
 
 
 def capture_id(stream: torch.cuda.Stream) -> int | None:

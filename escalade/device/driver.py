@@ -24,25 +24,26 @@ def check(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def check_status(status: int, what: str) -> None:
-    """Raise LaunchError unless a raw driver function returned success."""
+def retry(call: Callable[[], int], status: int, device_index: int, what: str) -> None:
+    """Handle the error `status` of a raw driver call: repeat the call with the device's context, or raise LaunchError.
+
+    A thread that has not used CUDA before has no current context.
+    """
     from cuda.bindings import driver
 
-    check((driver.CUresult(status),), what)
-
-
-@cache
-def launch_function() -> Callable[..., int]:
-    """Return `cuLaunchKernelEx`, taking config, kernel, arguments and `extra` (null) as c_void_p.
-
-    Through cuda-bindings a launch spends several times as long in Python as in the driver.
-    """
-    return driver_function("cuLaunchKernelEx")
+    if status == int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT):
+        make_context_current(device_index)
+        status = call()
+    if status:
+        check((driver.CUresult(status),), what)
 
 
 @cache
 def driver_function(name: str) -> Callable[..., int]:
-    """Return a raw driver function that takes c_void_p and releases the GIL, for calls that may block."""
+    """Return a raw driver function that takes c_void_p and releases the GIL, for calls that may block.
+
+    Through cuda-bindings a launch spends several times as long in Python as in the driver.
+    """
     return function_at(_address(name))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from escalade.device.cuda import architecture
+from escalade.device.cuda import architecture, index_of
 from escalade.device.driver import check
 from escalade.errors import UnsupportedError
 
@@ -41,7 +41,7 @@ def properties_of(device: torch.device) -> GpuProperties:
         raise UnsupportedError(f"device {device}: only CUDA devices have GPU properties")
     from cuda.bindings import driver
 
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = index_of(device)
     properties = torch.cuda.get_device_properties(index)
     handle = check(driver.cuDeviceGet(index), "finding the device")
 

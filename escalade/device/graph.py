@@ -14,13 +14,7 @@ import torch
 
 from escalade.device.arguments import ArgumentList
 from escalade.device.cuda import CudaLaunch
-from escalade.device.driver import (
-    check,
-    check_status,
-    driver_function,
-    gil_holding_function,
-    make_context_current,
-)
+from escalade.device.driver import check, driver_function, gil_holding_function, retry
 from escalade.device.recording import capture_into
 from escalade.device.torch_private import FAST_PATHS
 
@@ -98,18 +92,13 @@ class ChainedGraph(KernelGraph):
         executable = check(driver.cuGraphInstantiate(graph, 0), _CREATING)
         weakref.finalize(self, driver.cuGraphExecDestroy, executable).atexit = False
         super().__init__(int(executable), nodes)
-        self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._index = launches[0].device_index
         self._launch = partial(driver_function("cuGraphLaunch"), ctypes.c_void_p(int(executable)))
 
     def _run(self) -> None:
         stream = ctypes.c_void_p(FAST_PATHS.current_stream(self._index))
-        status = self._launch(stream)
-        if status == self._no_context:  # this thread has not used CUDA before
-            make_context_current(self._index)
-            status = self._launch(stream)
-        if status:
-            check_status(status, "launching a CUDA graph")
+        if status := self._launch(stream):
+            retry(partial(self._launch, stream), status, self._index, "launching a CUDA graph")
 
 
 class _NodeUpdate:
@@ -120,7 +109,6 @@ class _NodeUpdate:
 
         self._launch = node.launch
         self._what = f"{node.launch.what}: updating its arguments"
-        self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._parameters = check(driver.cuGraphKernelNodeGetParams(node.handle), self._what)
         self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
         addresses = (executable, int(node.handle), self._parameters.getPtr())
@@ -129,9 +117,5 @@ class _NodeUpdate:
         )
 
     def update(self) -> None:
-        status = self._set()
-        if status == self._no_context:  # this thread has not used CUDA before
-            make_context_current(self._launch.device_index)
-            status = self._set()
-        if status:
-            check_status(status, self._what)
+        if status := self._set():
+            retry(self._set, status, self._launch.device_index, self._what)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -106,17 +106,6 @@ class CompileAhead:
             compilers.compile_ahead(absent, self._architecture, cores)
 
 
-def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[CompileFailure]:
-    """Call `done` for each program as it finishes; returns the failures."""
-    failures = []
-    for future in as_completed(waiting):
-        message = future.result()
-        if message:
-            failures.append(CompileFailure(waiting[future], message))
-        done(waiting[future])
-    return failures
-
-
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
     """Thread pool that is joined at the end, except after an exception such as an interrupt."""
@@ -132,24 +121,23 @@ def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
 def build_for_twin(
     wanted: Sequence[Program],
     checks: bool = False,
-    workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
     counts: bool = False,
-) -> list[CompileFailure]:
+) -> None:
     """Build programs for the twin in parallel. Threads suffice, because g++ does the work."""
-    with thread_pool(workers or os.cpu_count() or 1) as pool:
-        waiting = {pool.submit(_build, program, checks, counts): program for program in wanted}
-        return _gather(waiting, done)
 
+    def build(program: Program) -> Program:
+        try:
+            twin.build(program.text(), program.entry, name=program.source, checks=checks, counts=counts)
+        except ToolError:
+            raise
+        except CompileError:
+            pass  # raised again by the launch that needs the program
+        return program
 
-def _build(program: Program, checks: bool, counts: bool) -> str:
-    try:
-        twin.build(program.text(), program.entry, name=program.source, checks=checks, counts=counts)
-    except ToolError:
-        raise
-    except CompileError as error:
-        return str(error)
-    return ""
+    with thread_pool(os.cpu_count() or 1) as pool:
+        for future in as_completed([pool.submit(build, program) for program in wanted]):
+            done(future.result())
 
 
 def _compile(program: Program, architecture: str) -> str:

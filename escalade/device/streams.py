@@ -1,4 +1,4 @@
-"""CUDA streams with a single user.
+"""CUDA streams with a single user, and events that mark how far a stream has come.
 
 PyTorch hands out its streams round-robin from a pool of 32. Two users of the same stream would capture each other's
 work into their CUDA graphs.
@@ -6,14 +6,17 @@ work into their CUDA graphs.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
-from escalade.device.driver import check, make_context_current
+from escalade.device.driver import check, gil_holding_function, make_context_current
 
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _MOST = 32  # compute streams created for new threads; beyond that, any free one is reused
 _lock = threading.Lock()
 _Kind = tuple[int, bool]
@@ -76,3 +79,36 @@ def _create(index: int) -> int:
         )  # a new thread has none, and torch.cuda.device skips it for the current index
         flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return int(check(driver.cuStreamCreate(flags), "creating a stream"))
+
+
+class StreamMarker:
+    """Event that is cheap to record and query while many threads compete for the GIL.
+
+    PyTorch's `Event.record` releases it.
+    With other threads waiting for it, reacquiring it takes longer than recording.
+    """
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()
+        self._record: Callable[[ctypes.c_void_p], int] | None = None
+        self._query: Callable[[], int] | None = None
+
+    def record(self, stream: int, has_room: bool) -> None:
+        """Record the event on the current stream, whose raw handle is `stream`.
+
+        `has_room` means that the stream's queue is not full: the call cannot block, so the GIL can be kept.
+        """
+        if self._record is not None and has_room and not self._record(ctypes.c_void_p(stream)):
+            return
+        self.event.record()  # also after a driver error, because PyTorch reports its reason
+        if self._record is None:  # PyTorch creates the event when it is first recorded
+            handle = ctypes.c_void_p(self.event.cuda_event)
+            self._record = partial(gil_holding_function("cuEventRecord"), handle)
+            self._query = partial(gil_holding_function("cuEventQuery"), handle)
+
+    def is_done(self) -> bool:
+        """Return True if all work before the last `record` has finished, or nothing was recorded."""
+        status = 0 if self._query is None else self._query()
+        if status in (0, _NOT_READY):
+            return status == 0
+        return self.event.query()  # PyTorch reports the reason of a driver error

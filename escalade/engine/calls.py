@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from escalade.device.events import StreamMarker
 from escalade.device.run import Executable
+from escalade.device.streams import StreamMarker
 from escalade.device.strides import is_apart
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form

@@ -115,8 +115,8 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
     ]  # fmt: skip
 
 
-def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console: Console) -> int:
-    """Print the tables; returns 1 if a choice exceeds the bound or failed, or if there is none to compare, else 0."""
+def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console: Console) -> bool:
+    """Print the tables; returns False if a choice exceeds the bound or failed, or if there is none to compare."""
     table = Table(title="rungs: measured over estimated", title_justify="left")
     for heading in ("rung", "dtype", "configs", "geometric mean", "10 %", "90 %"):
         table.add_column(heading, justify="left" if heading in ("rung", "dtype") else "right")
@@ -150,4 +150,4 @@ def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console
         )
     if failed:
         console.print(f"{counted(failed, 'choice')} failed or cannot be compared")
-    return 1 if beyond or failed or not ratios else 0
+    return bool(ratios) and not beyond and not failed

@@ -122,7 +122,7 @@ class Trial:
         outputs = outputs_of(operation, problem, device)
         tensors = {**case.inputs_in(problem.layout), **outputs}
         self.failures: dict[str, str] = {}
-        self._label = f"{operation.name} has does {problem.name}"
+        self._label = f"{operation.name} {problem.name}"
         self._device = device
         self._subjects: dict[str, Subject] = {}
         for candidate in offered:
@@ -146,7 +146,7 @@ class Trial:
     def nothing(self) -> UnsupportedError:
         """Return the error for a problem without any working candidate."""
         failures = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
-        return UnsupportedError(f"nothing that {self._label}: {failures}")
+        return UnsupportedError(f"no rung computes {self._label}: {failures}")
 
     def time(self, names: Sequence[str], seconds: float) -> dict[str, float]:
         """Return microseconds by name. Candidates with wrong results are moved to `failures`."""

@@ -43,10 +43,7 @@ def as_json(
     images = [
         {
             "file": str(prediction.file),
-            "top": [
-                {"class": guess.number, "label": guess.label, "probability": guess.probability}
-                for guess in prediction.guesses
-            ],
+            "top": [guess.as_dict() for guess in prediction.guesses],
         }
         for prediction in predictions
     ]

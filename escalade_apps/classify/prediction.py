@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,10 @@ class Guess(NamedTuple):
     number: int
     label: str
     probability: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as results are written: in JSON, in tables and in responses."""
+        return {"class": self.number, "label": self.label, "probability": self.probability}
 
 
 class Prediction(NamedTuple):

@@ -127,9 +127,7 @@ class Predictor:
             {
                 "file": _text(prediction.file),
                 "rank": rank,
-                "class": guess.number,
-                "label": guess.label,
-                "probability": guess.probability,
+                **guess.as_dict(),
                 "shard": shards.get(prediction.file),
             }
             for prediction in predictions

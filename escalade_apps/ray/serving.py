@@ -66,10 +66,7 @@ class Classifier:
         found = await self._classify(body)
         if isinstance(found, Unreadable):
             return JSONResponse({"error": f"the image cannot be read: {found.reason}"}, _BAD_REQUEST)
-        guesses = [
-            {"class": guess.number, "label": guess.label, "probability": guess.probability} for guess in found
-        ]
-        return JSONResponse({"top": guesses, **self._predictor.made_by})
+        return JSONResponse({"top": [guess.as_dict() for guess in found], **self._predictor.made_by})
 
     @serve.batch
     async def _classify(self, images: list[bytes]) -> list[tuple[Guess, ...] | Unreadable]:

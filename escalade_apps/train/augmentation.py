@@ -1,12 +1,17 @@
-"""Random flips and shifts, applied on the device."""
+"""Random flips and shifts, applied on the device, and the generators that all random numbers of a run come from."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 
-from escalade_apps.train.randomness import generator
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """Return an independent CPU generator per seed and purpose: a resumed run draws the same numbers from it."""
+    digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 @dataclass(frozen=True)

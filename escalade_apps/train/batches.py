@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.streams import dedicated_stream
-from escalade_apps.train.augmentation import Augmentation, Moves, moved
+from escalade_apps.train.augmentation import Augmentation, Moves, generator, moved
 from escalade_apps.train.data.images import Images
-from escalade_apps.train.randomness import generator
 
 RESIDENT_SHARE = 0.25
 """Most of a GPU's free memory that a resident dataset may take."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,12 +16,12 @@ from torch import nn
 from escalade.device import host_memory
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import counted, printable
-from escalade_apps.train import checkpoints, logs, pictures
+from escalade_apps.train import checkpoints, data, logs, pictures, tasks
 from escalade_apps.train.batches import Batch, Batches, order, sequential_batches
 from escalade_apps.train.data.images import Dataset
+from escalade_apps.train.logs import Progress, ProgressReporter
 from escalade_apps.train.parallel import Processes
-from escalade_apps.train.progress import Progress, ProgressReporter
-from escalade_apps.train.settings import Settings
+from escalade_apps.train.settings import Settings, settings_of
 from escalade_apps.train.steps import DistributedStep, PlannedStep, TrainerStep, arithmetic, optimizer_of
 from escalade_apps.train.tasks import task_of
 
@@ -280,3 +280,47 @@ class Trainer:
     def _order_checksum(self) -> int:
         shuffled = order(self.settings.seed, self.step // self._batches.steps, len(self.dataset.train))
         return zlib.crc32(shuffled.numpy().data)
+
+
+def trainer(
+    task: str,
+    given: Mapping[str, Any],
+    folder: pathlib.Path,
+    processes: Processes,
+    *,
+    resume: bool = False,
+    weights: pathlib.Path | None = None,
+    twin: bool = False,
+    tensorboard: bool = False,
+    csv: bool = False,
+) -> Trainer:
+    """Return a new run, or with `resume` the one in `folder` at its last checkpoint.
+
+    Settings that are not given default to the task's, or to those the run was started with. A run that was stopped
+    before its first checkpoint starts over.
+    """
+    if resume and not folder.is_dir():
+        raise UnsupportedError(
+            f"--resume: there is no folder {printable(folder)}; pass the --output of the run, or leave --resume out to "
+            "start one"
+        )
+    state = checkpoints.load(folder / CHECKPOINT)
+    if state is not None and not resume:
+        raise UnsupportedError(
+            f"{printable(folder)} already holds a run; continue it with --resume, or pass another --output"
+        )
+    if state is None:
+        settings = tasks.settings(task, given, processes.device)
+    else:
+        try:
+            settings = settings_of(state["settings"])
+        except ValueError as error:
+            raise UnsupportedError(
+                f"{printable(folder / CHECKPOINT)}: invalid settings: it {error}"
+            ) from error
+        settings = settings.resumed({"task": task, **given})
+    dataset = data.read(settings.data, side=settings.side, held_out=settings.held_out, seed=settings.seed)
+    return Trainer(
+        settings, dataset, folder, processes,
+        weights=weights, state=state, twin=twin, tensorboard=tensorboard, csv=csv,
+    )  # fmt: skip

@@ -23,14 +23,13 @@ from escalade.models import settle
 from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign.units import SECONDS_EACH, Session, Unit
 from escalade_bench.coverage.catalogue import TORCHVISION, Entry, entries
-from escalade_bench.coverage.fallbacks import planned
 from escalade_bench.ladder import free
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import summary
 from escalade_bench.networks.parts import over_batches
-from escalade_bench.networks.planned import empty
+from escalade_bench.networks.planned import empty, planned
 from escalade_bench.networks.resnets import images
 from escalade_bench.networks.workload import Say, Setting, Workload
 from escalade_bench.peers.comparison import COVERAGE

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from escalade.device.machine_code import sass_digest
+from escalade.device.elf import sass_digest
 from escalade.device.nvrtc import compile_program, compiler_version
 from escalade.device.program import Program, prelude
 from escalade.device.recipe import KernelCall, Recipe

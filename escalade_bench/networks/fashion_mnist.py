@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import pathlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +10,8 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
+from escalade_apps.train.data.arrays import read_idx
 from escalade_bench.networks import at_hand
 
 SIZE = 86
@@ -22,9 +22,6 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _PACKAGED = pathlib.Path("/usr/share/datasets/fashion-mnist")
 """Folder of Debian's package dataset-fashion-mnist."""
 _SIDE = 28
-_HEADERS = {IMAGES: 16, LABELS: 8}
-"""Bytes of a magic number and the size of every dimension."""
-_MAGIC = {IMAGES: 2051, LABELS: 2049}
 
 
 def folders() -> tuple[pathlib.Path, ...]:
@@ -57,24 +54,18 @@ def clothes(count: int = COUNT) -> Clothes | None:
 
 @cache
 def _read(images: pathlib.Path, labels: pathlib.Path, count: int) -> Clothes:
-    small = _contents(images, IMAGES, count * _SIDE * _SIDE).reshape(count, _SIDE, _SIDE)
-    classes = _contents(labels, LABELS, count).astype(np.int64)
-    return Clothes(torch.from_numpy(_resized(small))[:, None], torch.from_numpy(classes))
+    found = read_idx(images, labels)
+    if len(found) < count or found.pixels.shape[1:] != (_SIDE, _SIDE, 1):
+        raise UnsupportedError(
+            f"{images} is not the whole of Fashion-MNIST's {IMAGES}: it has {counted(len(found), 'image')} of "
+            f"{tuple(found.pixels.shape[1:3])}, and {count:,} of {(_SIDE, _SIDE)} are needed"
+        )
+    small = found.pixels[:count, :, :, 0].numpy()
+    assert found.labels is not None
+    return Clothes(torch.from_numpy(_resized(small))[:, None], found.labels[:count])
 
 
-def _contents(path: pathlib.Path, name: str, size: int) -> np.ndarray:
-    """Return `size` bytes behind the header of an IDX file."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            header, data = file.read(_HEADERS[name]), file.read(size)
-    except (OSError, EOFError) as error:
-        raise UnsupportedError(f"{path} cannot be read: {error}") from error
-    if int.from_bytes(header[:4], "big") != _MAGIC[name] or len(data) != size:
-        raise UnsupportedError(f"{path} is not Fashion-MNIST's {name}, or not the whole of it")
-    return np.frombuffer(data, np.uint8)
-
-
-def _resized(images: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+def _resized(images: np.ndarray) -> np.ndarray:
     from PIL import Image
 
     large = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BILINEAR) for image in images]

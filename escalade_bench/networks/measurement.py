@@ -26,11 +26,11 @@ from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.switches import precision
 from escalade.tune.refusal import failure_reason
-from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import PEERS, Judge, fresh, spoil
+from escalade_bench.networks.planned import by_operator, planned
 from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 

@@ -1,13 +1,15 @@
-"""Digests of today's plans of a network for a card, made without running anything."""
+"""Plans of a network, made without running anything: their digests for a card, and the steps that PyTorch computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from escalade.engine import compile
 from escalade.engine.engine import Engine
+from escalade.engine.explain import Explanation, Floor, explain_plan
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade_bench.measure.currency import Made
@@ -60,3 +62,25 @@ def empty(batch: int, item: tuple[int, ...], dtype: str, layout: str, device: to
     """Return an input like those that are timed. Its contents are undefined: no plan depends on them."""
     format = FORMATS[layout] if len(item) == _IMAGE else torch.contiguous_format
     return torch.empty(batch, *item, dtype=STORAGE[dtype], device=device, memory_format=format)
+
+
+def planned(engine: Engine, *inputs: torch.Tensor, floor: Floor | None = None) -> Explanation:
+    """Return the plan for inputs like these: of an engine on the CPU, the one that an H200 would run."""
+    device = "cuda" if engine.device.type == "cuda" else "twin"
+    return explain_plan(engine.plan(*inputs), floor, device=device)
+
+
+def by_operator(explanation: Explanation) -> dict[str, int]:
+    """Return the number of PyTorch's steps per operator: the most frequent first, then by name."""
+    counts = Counter(_operator(step.operation) for step in explanation.fallbacks)
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def _operator(operation: str) -> str:
+    """Return mul for `aten::mul.Tensor` and `aten::mul_.Tensor`; Escalade's operations keep their names."""
+    return operation.removeprefix("aten::").partition(".")[0].removesuffix("_")
+
+
+def spelled(counts: Mapping[str, int]) -> str:
+    """Return `mul 2, silu 1`; empty without any."""
+    return ", ".join(f"{operator} {count}" for operator, count in counts.items())

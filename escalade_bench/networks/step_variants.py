@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from escalade.device.memory import allocate, release
+from escalade.device.driver import check
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.settings import GRAPH, TECHNIQUES
 from escalade.engine.training.step import TrainingStep
@@ -151,6 +152,8 @@ def fed(lesson: Lesson, step: TrainingStep, name: str) -> Call:
 def _allocating(lesson: Lesson, step: TrainingStep, name: str) -> Call:
     """Return a step that launches its kernels one by one, each after an allocation as large as its result. The memory
     is freed after the step; the kernels compute in the arena all the same."""
+    from cuda.bindings import driver
+
     x, target = lesson.batch("nhwc")
     if name == "one arena":
         return lambda: step(x, target)
@@ -160,19 +163,20 @@ def _allocating(lesson: Lesson, step: TrainingStep, name: str) -> Call:
     by_cuda = name == "allocated by CUDA at each step"
 
     def call() -> torch.Tensor:
-        addresses: list[int] = []
+        addresses: list[Any] = []
         tensors: list[torch.Tensor] = []
         program.prepare()
         for one, run in program.iter_steps():
             size = program.plan.forms[one.node.name].bytes
             if by_cuda:
-                addresses.append(allocate(lesson.device, size))
+                with torch.cuda.device(lesson.device):
+                    addresses.append(check(driver.cuMemAlloc(max(size, 1)), f"allocating {size} bytes"))
             else:
                 tensors.append(torch.empty(size, dtype=torch.uint8, device=lesson.device))
             run()
         program.finish()
         for address in addresses:
-            release(address)
+            check(driver.cuMemFree(address), "freeing memory")
         return program.results()[0].clone()
 
     return call

@@ -18,6 +18,7 @@ from escalade import models
 from escalade.engine import compile
 from escalade.engine.programs import MODEL_FILES, is_model_file, module_of, read_model
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import QUANTIZED
 from escalade_bench.coverage.catalogue import entries
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import at_hand, parts, step_variants, training_step
@@ -121,6 +122,39 @@ def workload(name: str) -> Workload:
         f"{MODEL_FILES}. For a saved engine, `escalade bench check` compares its plan "
         "with PyTorch"
     )
+
+
+def require_options(dtypes: tuple[str, ...], size: int | None, chosen: Workload) -> None:
+    """Raise UnsupportedError for dtypes or a size that a network is not measured in."""
+    if missing := [dtype for dtype in dtypes if dtype in QUANTIZED and dtype not in chosen.further_dtypes]:
+        raise UnsupportedError(
+            f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; {' and '.join(missing)} is for ResNets"
+        )
+    if size is None or size == chosen.size:
+        return
+    if chosen.smallest is None:
+        raise UnsupportedError(f"inputs of {size}: {chosen.name} takes {chosen.size} only")
+    if size < chosen.smallest:
+        raise UnsupportedError(f"images of {size}: these networks take {chosen.smallest} or more")
+
+
+def wanted_parts(
+    named: set[str], with_usual: bool, phases: bool, chosen: Workload, on_gpu: bool
+) -> tuple[str, ...]:
+    """Return the named parts, and the usual ones that can be measured here; without phases if not wanted."""
+    for name in named:
+        if name not in chosen.parts:
+            raise UnsupportedError(f"{chosen.name} has no part {name!r}; it has {', '.join(chosen.parts)}")
+        if chosen.parts[name].needs_gpu and not on_gpu:
+            raise UnsupportedError(f"{name} is measured on a GPU, and there is none")
+    usual = {name for name, part in chosen.parts.items() if part.usual and (on_gpu or not part.needs_gpu)}
+    wanted = (named | usual if with_usual else named) - (set() if phases else {"phases"})
+    if not wanted:
+        raise UnsupportedError(
+            f"no part is left to measure here; {chosen.name} has {', '.join(chosen.parts)}"
+            + ("" if on_gpu else ", some of them on a GPU only")
+        )
+    return tuple(name for name in chosen.parts if name in wanted)
 
 
 class _Exported(nn.Module):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from escalade.ops.base.dtypes import QUANTIZED
+from escalade_bench.measure.currency import same_versions
 from escalade_bench.measure.records import Record
 
 Clock = Callable[[Record], float | None]
@@ -17,8 +18,6 @@ COVERAGE = "coverage_"
 """Prefix of the workloads that hold many networks of one module."""
 TRAINING_STEP = "_training_step"
 """Suffix of the workloads that are whole training steps, after the network's name."""
-_VERSIONS = ("torch", "cuda", "cudnn")
-"""Versions that must be the same for a peer's time to be compared with ours."""
 _COMPILED = ("torch-compile", "torch-compile-default")
 _FUSED = ("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "torch-compile")
 
@@ -56,7 +55,7 @@ def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against
     peers = [r for r in records if r.is_peer]
     if ours is None:
         return Against(None, _fastest(peers, clock))
-    same = [r for r in peers if all(r.versions.get(v) == ours.versions.get(v) for v in _VERSIONS)]
+    same = [r for r in peers if same_versions(r.versions, ours.versions)]
     peer = _fastest(same, clock) or _fastest(peers, clock)
     mine, best = clock(ours), clock(peer) if peer else None
     if peer is None or not mine or not best:

@@ -11,8 +11,7 @@ from escalade.device.twin import Counts
 from escalade.narrow_tables import Table
 from escalade_bench.measure.records import Record
 from escalade_bench.profile.counters import COUNTS, Counters
-from escalade_bench.profile.diagnosis import diagnose_counts
-from escalade_bench.profile.profiles import Profiled
+from escalade_bench.profile.profiles import Profiled, diagnose_counts
 from escalade_bench.profile.target import Work
 
 CLOSE = 0.05

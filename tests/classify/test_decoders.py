@@ -17,9 +17,8 @@ import torch
 from PIL import Image
 
 from escalade_apps.classify import jpeg
-from escalade_apps.classify.decoders import MAX_MEAN_DIFFERENCE, PILLOW, Decoder, decoder_for
+from escalade_apps.classify.decoders import MAX_MEAN_DIFFERENCE, PILLOW, Decoder, NvJpeg, decoder_for
 from escalade_apps.classify.images import Crop, Source, Unreadable
-from escalade_apps.classify.nvjpeg import NvJpeg
 from escalade_apps.classify.resizing import MAX_SCALE
 
 CROP = Crop(36, 32)
@@ -160,7 +159,7 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
 def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
     size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade_apps.classify.nvjpeg._MAX_IMAGES", 8)
+    monkeypatch.setattr("escalade_apps.classify.decoders._MAX_IMAGES", 8)
     decoder = NvJpeg.create(CPU)
     assert decoder is not None
     many = [file for file in files * 6 if file.name != DAMAGED]

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from escalade.errors import UnsupportedError
-from escalade_apps.classify.labeled import LabeledImage, find_labeled, spread
+from escalade_apps.classify.labels import LabeledImage, find_labeled, spread
 
 
 def made(folder: pathlib.Path, *files: str) -> pathlib.Path:

@@ -12,7 +12,7 @@ from tests.commands.support import run, said_by
 
 
 def test_a_bench_without_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("escalade.commands.devices.network_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("escalade.commands.selection.network_device", lambda name: torch.device("cuda", 0))
     given = ("bench", "resnet18", "--parts", "phases", "--no-phases")
     assert "no part is left to measure" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
 

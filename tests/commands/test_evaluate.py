@@ -13,7 +13,6 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models
-from escalade.commands import evaluations
 from escalade.models.resnet import BasicBlock
 from escalade_bench import evaluation
 from escalade_bench.measure.records import load
@@ -24,7 +23,7 @@ CLASSES = 7
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ResNet-10 in the place of ResNet-18."""
-    monkeypatch.setitem(evaluations.NETWORKS, "resnet18", 10)
+    monkeypatch.setitem(evaluation.NETWORKS, "resnet18", 10)
 
 
 def network() -> models.ResNet:

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import torch
 
-from escalade.commands.profiled import Asked, chosen, works_of
+from escalade.commands.profiling import Asked, chosen, works_of
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
 from tests.commands.support import run

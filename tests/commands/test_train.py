@@ -77,7 +77,7 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
         arrived.extend((positions, named))
         raise ReachedError
 
-    monkeypatch.setattr("escalade_apps.train.runs.trainer", reached)
+    monkeypatch.setattr("escalade_apps.train.trainer.trainer", reached)
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     folder, weights = tmp_path / "run", tmp_path / "weights.pt"
     further = [

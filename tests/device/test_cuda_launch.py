@@ -40,12 +40,12 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
         made.append(device_index)
         recorder.has_context = True
 
-    monkeypatch.setattr(cuda, "make_context_current", make)
+    monkeypatch.setattr("escalade.device.driver.make_context_current", make)
     launch = cuda.CudaLaunch.__new__(cuda.CudaLaunch)
     stream = 0
     config = SimpleNamespace(hStream=0)
     vars(launch).update(
-        _launch=partial(recorder, config), _no_context=NO_CONTEXT, _lane=0, _stream=0,
+        _launch=partial(recorder, config), _lane=0, _stream=0,
         device_index=1, _config=config, what="launching", _current_device=lambda: 1,
         _current_stream=lambda index: stream,
     )  # fmt: skip

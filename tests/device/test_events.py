@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from escalade.device.events import StreamMarker
+from escalade.device.streams import StreamMarker
 from tests.fake_cuda import Event, Gpu
 
 

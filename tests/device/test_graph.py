@@ -38,7 +38,7 @@ class Driver:
         monkeypatch.setattr(graphs, "gil_holding_function", lambda name: getattr(self, name))
         monkeypatch.setattr(driver, "cuGetErrorName", lambda status: (OK, b"NAME"))
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (OK, b"what it means"))
-        monkeypatch.setattr(graphs, "make_context_current", self.contexts.append)
+        monkeypatch.setattr("escalade.device.driver.make_context_current", self.contexts.append)
         monkeypatch.setattr("tests.fake_cuda.Graph.raw_cuda_graph_exec", lambda graph: 7, raising=False)
         monkeypatch.setattr("tests.fake_cuda.Graph.replay", lambda graph: self.replay(), raising=False)
 
@@ -254,7 +254,7 @@ def test_a_launch_becomes_a_node_behind_another(overlap: bool, monkeypatch: pyte
     monkeypatch.setattr(driver, "cuGraphAddKernelNode", add)
     monkeypatch.setattr(driver, "cuGraphAddDependencies", depend)
     monkeypatch.setattr(driver, "cuGraphKernelNodeSetAttribute", attribute)
-    monkeypatch.setattr(cuda, "launch_function", lambda: lambda *given: 0)
+    monkeypatch.setattr(cuda, "driver_function", lambda name: lambda *given: 0)
     kernel: Any = SimpleNamespace(handle=driver.CUkernel(6), allow_shared=lambda *given: None)
     program: Any = "kernel"
     call = KernelCall(

@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from escalade.device import nvrtc
-from escalade.device.machine_code import sass_digest
+from escalade.device.elf import sass_digest
 from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import Recipe
 from escalade.errors import EscaladeError, UnsupportedError

@@ -25,8 +25,7 @@ from PIL import Image
 
 import escalade
 from escalade.models import resnet18
-from escalade_apps.classify.batch import Batch
-from escalade_apps.classify.decoders import Decoder, Pillow, decoder_for
+from escalade_apps.classify.decoders import Batch, Decoder, Pillow, decoder_for
 from escalade_apps.classify.images import Crop
 from escalade_apps.classify.prediction import example, predict, warm_up
 from escalade_bench.measure import records as store

@@ -12,7 +12,7 @@ import torch
 
 from escalade_apps.train import logs, pictures
 from escalade_apps.train.parallel import Processes
-from escalade_apps.train.runs import trainer
+from escalade_apps.train.trainer import trainer
 from tests import fresh
 from tests.train.test_parallel import free_port
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import json, os, pathlib, sys, torch, torch._dynamo
 from escalade_apps.train import pictures
 from escalade_apps.train.parallel import processes
-from escalade_apps.train.runs import trainer
+from escalade_apps.train.trainer import trainer
 
 other = os.fork()  # before CUDA starts
 os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"

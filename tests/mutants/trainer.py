@@ -309,8 +309,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/classes-of-the-test-part",
         "escalade_apps/train/data/reading.py",
-        "folders.classes_of(train or path)",
-        "folders.classes_of(test or path)",
+        "_classes_of(train or path)",
+        "_classes_of(test or path)",
         _DATA_TESTS,
     ),
     # Several processes
@@ -324,14 +324,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/divergence-is-logged",
-        "escalade_apps/train/progress.py",
+        "escalade_apps/train/logs.py",
         "if not math.isfinite(loss):",
         "if math.isnan(loss):",
         ("tests/train/test_trainer.py::test_a_loss_that_is_no_number_ends_it",),
     ),
     Mutant(
         "trainer/idx-labels-of-another-count",
-        "escalade_apps/train/data/idx.py",
+        "escalade_apps/train/data/arrays.py",
         "if len(pixels) != len(classes):",
         "if len(pixels) < len(classes):",
         ("tests/train/test_data.py::test_idx_files_are_read_packed_or_not",),

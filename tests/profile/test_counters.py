@@ -8,7 +8,7 @@ from escalade.device.twin import Counts, Requests
 from escalade.errors import EscaladeError
 from escalade_bench.profile import twin
 from escalade_bench.profile.counters import METRICS, Counters, names, parse
-from escalade_bench.profile.diagnosis import diagnose, diagnose_counts
+from escalade_bench.profile.profiles import diagnose, diagnose_counts
 from escalade_bench.profile.target import Part
 
 PART = Part("naive", "conv2d", "64to64_56_k3s1_b8", "fp32", "naive", ["conv2d_naive"], 10**9, 1_000_000)

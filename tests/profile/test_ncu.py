@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from escalade.commands.profiled import launch
+from escalade.commands.profiling import launch
 from escalade.errors import UnsupportedError
 from escalade_bench.profile import ncu
 from escalade_bench.profile.counters import METRICS, STALLS, Counters, names

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import escalade
-from escalade.commands.profiled import Asked, target_of
+from escalade.commands.profiling import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
 from escalade.engine.comparison import copy_inputs
 from escalade.errors import EscaladeError

@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'esca
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'escalade[ray]'")
 
 from escalade_apps.ray import Network, Predictor  # noqa: E402
-from escalade_apps.ray.connection import connected  # noqa: E402
+from escalade_apps.ray.jobs import connected  # noqa: E402
 from escalade_apps.ray.storage import Folder, find  # noqa: E402
 
 NAMES = ("a b/1.png", "a b/2 #%20?.PNG", "c/3.png", "c/notes.txt")

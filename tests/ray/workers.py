@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from escalade_apps.ray import Job, Network, Predictor
-from escalade_apps.ray.connection import connected
+from escalade_apps.ray.jobs import connected
 from tests.ray.networks import PATIENCE
 
 OVER = 4

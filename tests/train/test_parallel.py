@@ -15,7 +15,7 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade_apps.train import logs, pictures
 from escalade_apps.train.parallel import Processes, processes
-from escalade_apps.train.runs import trainer
+from escalade_apps.train.trainer import trainer
 from tests import fresh
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ import os, pathlib, sys, torch, torch._dynamo
 from escalade.errors import EscaladeError
 from escalade_apps.train import pictures
 from escalade_apps.train.parallel import processes
-from escalade_apps.train.runs import trainer
+from escalade_apps.train.trainer import trainer
 
 other = os.fork()  # one process that has loaded all of it becomes two
 os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"

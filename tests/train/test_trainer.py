@@ -19,12 +19,11 @@ from PIL import Image
 from escalade import files
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade_apps.train import checkpoints, logs, pictures
+from escalade_apps.train.logs import DivergedError, Progress, ProgressReporter
 from escalade_apps.train.parallel import Processes
-from escalade_apps.train.progress import DivergedError, Progress, ProgressReporter
-from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.steps import DistributedStep, PlannedStep, TrainerStep, optimizer_of
-from escalade_apps.train.trainer import Evaluation, Outcome, Trainer
+from escalade_apps.train.trainer import Evaluation, Outcome, Trainer, trainer
 from tests.train.quick import NOISY, add_noisy, hasten
 
 SMALL: dict[str, Any] = {

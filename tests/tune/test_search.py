@@ -137,6 +137,6 @@ def test_what_does_nothing_when_it_is_timed_does_not_win(
     assert by_rung["two"].us is not None and not by_rung["two"].failure
     monkeypatch.setattr(packing, "Executable", Idle)
     with pytest.raises(
-        UnsupportedError, match="nothing that scale has does scale_100: one .*the timed results are wrong"
+        UnsupportedError, match="no rung computes scale scale_100: one .*the timed results are wrong"
     ):
         search.fastest(ops.operation("scale"), PROBLEM, CPU)

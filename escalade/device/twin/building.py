@@ -8,10 +8,11 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from escalade.device import elf
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.nvrtc import header_digest
 from escalade.device.sources import KERNELS
-from escalade.device.twin import assembly, elf, prefix, toolchain
+from escalade.device.twin import assembly, prefix, toolchain
 from escalade.errors import CompileError, ToolError
 
 SCHEMA = "twin 2"

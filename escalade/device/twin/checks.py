@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from escalade import subprocesses
+from escalade.device import elf
 from escalade.device.cache import cache_key, default_cache
-from escalade.device.twin import elf, toolchain
+from escalade.device.twin import toolchain
 from escalade.device.twin.building import interface_key, kernel_library, needs_fibers, runtime_library
 from escalade.device.twin.launch import SEQUENTIAL, Order, Size3, TwinKernel, limit_seconds, plain_name
 from escalade.errors import TwinError

@@ -14,7 +14,8 @@ from functools import cache, partial
 from typing import Any
 
 from escalade import subprocesses
-from escalade.device.twin import assembly, counting, elf, toolchain
+from escalade.device import elf
+from escalade.device.twin import assembly, counting, toolchain
 from escalade.device.twin.building import (
     kernel_library,
     may_read_unset,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade_apps.train.randomness import generator
+from escalade_apps.train.augmentation import generator
 
 
 @dataclass(frozen=True)

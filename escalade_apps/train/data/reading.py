@@ -1,14 +1,21 @@
-"""Read a dataset by name: a folder, a file, or `synthetic`."""
+"""Read a dataset by name: a folder of images, files of arrays, CIFAR-10, or `synthetic`."""
 
 from __future__ import annotations
 
 import pathlib
+from contextlib import closing
+
+import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
-from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
-from escalade_apps.train.data.images import Dataset, split
+from escalade.terminal_text import counted, printable
+from escalade_apps.classify.images import SUFFIXES, Crop, Unreadable, find
+from escalade_apps.classify.reading import decode_all
+from escalade_apps.train.data import arrays, cifar, synthetic
+from escalade_apps.train.data.images import Dataset, Images, split
 
+_TRAINING, _TESTING = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+_AHEAD = 64
 SYNTHETIC = "synthetic"
 _SYNTHETIC_IMAGES = 10_000
 _SUPPORTED = (
@@ -25,7 +32,7 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
     if path.is_file():
         if path.suffix != ".npz":
             raise UnsupportedError(f"{printable(path)} is not a supported file; supported are {_SUPPORTED}")
-        return split(printable(path), arrays.read(path), held_out, seed)
+        return split(printable(path), arrays.read_npz(path), held_out, seed)
     if not path.is_dir():
         raise UnsupportedError(f"{printable(path)} does not exist; supported are {_SUPPORTED}")
     for name, reader, pattern in (
@@ -36,7 +43,7 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
             if any(folder.glob(pattern)):
                 train, test = reader(folder, cifar.TRAINING), reader(folder, cifar.TESTING)
                 return Dataset(printable(path), train, test)
-    if idx.find(path, "train", "images"):
+    if arrays.find_idx(path, "train", "images"):
         return _idx(path)
     return _folder(path, side, held_out, seed)
 
@@ -58,7 +65,7 @@ def _synthetic(where: str, side: int, seed: int) -> Dataset:
 
 def _idx(folder: pathlib.Path) -> Dataset:
     found = {
-        (part, kind): idx.find(folder, part, kind)
+        (part, kind): arrays.find_idx(folder, part, kind)
         for part in ("train", "t10k")
         for kind in ("images", "labels")
     }
@@ -66,16 +73,66 @@ def _idx(folder: pathlib.Path) -> Dataset:
     for part, kind in found:
         if (part, kind) not in paths:
             raise UnsupportedError(f"{printable(folder)} has IDX files, but no {part}-{kind}")
-    train = idx.read_pair(paths["train", "images"], paths["train", "labels"])
-    test = idx.read_pair(paths["t10k", "images"], paths["t10k", "labels"])
+    train = arrays.read_idx(paths["train", "images"], paths["train", "labels"])
+    test = arrays.read_idx(paths["t10k", "images"], paths["t10k", "labels"])
     return Dataset(printable(folder), train, test)
 
 
 def _folder(path: pathlib.Path, side: int, held_out: float, seed: int) -> Dataset:
-    if not folders.holds_images(path):
+    if not _holds_images(path):
         raise UnsupportedError(f"{printable(path)} is not a dataset; supported are {_SUPPORTED}")
-    train, test = folders.part(path, folders.TRAINING), folders.part(path, folders.TESTING)
-    classes = folders.classes_of(train or path)
+    train, test = _part(path, _TRAINING), _part(path, _TESTING)
+    classes = _classes_of(train or path)
     if train and test:
-        return Dataset(printable(path), folders.read(train, side, classes), folders.read(test, side, classes))
-    return split(printable(path), folders.read(train or path, side, classes), held_out, seed)
+        return Dataset(printable(path), _read_images(train, side, classes), _read_images(test, side, classes))
+    return split(printable(path), _read_images(train or path, side, classes), held_out, seed)
+
+
+def _part(folder: pathlib.Path, names: tuple[str, ...]) -> pathlib.Path | None:
+    """Return the subfolder of one of these names, or None."""
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _holds_images(folder: pathlib.Path) -> bool:
+    return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+
+
+def _classes_of(folder: pathlib.Path) -> tuple[str, ...]:
+    """Return the sorted names of the folders with images, one class each; empty if there are images beside them."""
+    if any(path.suffix.lower() in SUFFIXES for path in folder.iterdir() if path.is_file()):
+        return ()
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and _holds_images(path)))
+
+
+def _read_images(folder: pathlib.Path, side: int, classes: tuple[str, ...]) -> Images:
+    """Read every image under a folder, with its shorter side resized to `side` and cropped to the center square.
+
+    Raises UnsupportedError if an image cannot be read, because skipping it would change the dataset.
+    """
+    files, unreadable = find([folder])
+    labels: list[int] = []
+    pixels = torch.empty(len(files), side, side, 3, dtype=torch.uint8)
+    with closing(decode_all(files, Crop(side, side), _AHEAD)) as decoded:
+        for index, each in enumerate(decoded):
+            if isinstance(each, Unreadable):
+                unreadable.append(each)
+            else:
+                pixels[index] = torch.from_numpy(each.pixels.copy())
+                labels.append(_label(folder, files[index], classes))
+    if unreadable:
+        raise UnsupportedError(
+            f"{len(unreadable)} of {counted(len(files), 'image')} under {printable(folder)} cannot be read, the "
+            f"first one {printable(unreadable[0].file)}: {printable(unreadable[0].reason)}"
+        )
+    return Images(pixels, torch.tensor(labels) if classes else None, len(classes))
+
+
+def _label(folder: pathlib.Path, file: pathlib.Path, classes: tuple[str, ...]) -> int:
+    if not classes:
+        return -1
+    name = file.relative_to(folder).parts[0]
+    if name not in classes:
+        raise UnsupportedError(
+            f"{printable(file)} is of class {printable(name)}, which has no training images"
+        )
+    return classes.index(name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from escalade.device import host_memory
-from escalade_apps.train.augmentation import Moves, moved
+from escalade_apps.train.augmentation import Moves, generator, moved
 from escalade_apps.train.data.images import Images
-from escalade_apps.train.randomness import generator
 
 CLASSES = 10
 _COARSE = 4

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from escalade_bench.coverage.fallbacks import spelled
 from escalade_bench.measure.records import Record
+from escalade_bench.networks.planned import spelled
 from escalade_bench.peers.comparison import COVERAGE, Clock, by_clock, on_device
 from escalade_bench.report import cells, compare, document
 from escalade_bench.report.compare import Cards, Compared, compared, grouped, place

@@ -4,16 +4,28 @@ A constructor takes nothing and has the sizes of one item as its `example_shape`
 and depths, and are smaller then. `escalade bench coverage escalade_bench.zoo.varied` measures them all.
 """
 
-from escalade_bench.zoo.varied.attention import cbam_resnet, eca_resnet, se_resnet, sknet
-from escalade_bench.zoo.varied.classifiers import coordconv, ghostnet, siamese, standardised_resnet
-from escalade_bench.zoo.varied.dense import deeplab, hourglass, hrnet, unet_512
-from escalade_bench.zoo.varied.detection import csp_detector, retinanet
-from escalade_bench.zoo.varied.diffusion import diffusion_unet
-from escalade_bench.zoo.varied.generators import cyclegan, dcgan, pix2pix, pixelcnn, style_transfer
+from escalade_bench.zoo.varied.classifiers import (
+    cbam_resnet,
+    coordconv,
+    eca_resnet,
+    ghostnet,
+    se_resnet,
+    siamese,
+    sknet,
+    standardised_resnet,
+)
+from escalade_bench.zoo.varied.dense import csp_detector, deeplab, hourglass, hrnet, retinanet, unet_512
+from escalade_bench.zoo.varied.generators import (
+    cyclegan,
+    dcgan,
+    diffusion_unet,
+    pix2pix,
+    pixelcnn,
+    style_transfer,
+)
 from escalade_bench.zoo.varied.patches import convmixer, mlp_mixer, mobilevit, vit_small
 from escalade_bench.zoo.varied.restoration import dncnn, edsr, espcn, fsrcnn, nafnet, rcan, zero_dce
-from escalade_bench.zoo.varied.sequences import m5, tcn, wavenet
-from escalade_bench.zoo.varied.video import frames_and_motion, resnet3d
+from escalade_bench.zoo.varied.sequences import frames_and_motion, m5, resnet3d, tcn, wavenet
 
 __all__ = [
     "cbam_resnet",

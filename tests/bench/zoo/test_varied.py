@@ -15,21 +15,10 @@ from escalade.engine.engine import Engine
 from escalade.models import UNet
 from escalade.ops.base.accuracy import relative_error
 from escalade_bench.coverage.catalogue import entries
-from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.coverage.run import enliven
+from escalade_bench.networks.planned import by_operator, planned
 from escalade_bench.zoo import varied
-from escalade_bench.zoo.varied import (
-    attention,
-    classifiers,
-    dense,
-    detection,
-    diffusion,
-    generators,
-    patches,
-    restoration,
-    sequences,
-    video,
-)
+from escalade_bench.zoo.varied import classifiers, dense, generators, patches, restoration, sequences
 
 MODULE = "escalade_bench.zoo.varied"
 PUBLISHED = {
@@ -44,22 +33,22 @@ PUBLISHED = {
 }
 """Parameters as published, of those that are as large as in their papers or in the code beside them."""
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "cbam_resnet": (lambda: attention.Weighted(attention.CBAM, 8, 1, 5), (3, 32, 32)),
+    "cbam_resnet": (lambda: classifiers.Weighted(classifiers.CBAM, 8, 1, 5), (3, 32, 32)),
     "convmixer": (lambda: patches.ConvMixer(8, 2, 4, 4, 5), (3, 32, 32)),
     "coordconv": (lambda: classifiers.CoordNet((8, 16), 5), (3, 16, 16)),
-    "csp_detector": (lambda: detection.CSPDetector(8, 1, 3, 4), (3, 64, 64)),
+    "csp_detector": (lambda: dense.CSPDetector(8, 1, 3, 4), (3, 64, 64)),
     "cyclegan": (lambda: generators.ResNetGenerator(3, 8, 1), (3, 16, 16)),
     "dcgan": (lambda: generators.DCGenerator(12, 8), (12, 1, 1)),
     "deeplab": (lambda: dense.DeepLab(8, 5, (1, 2)), (3, 64, 64)),
     "diffusion_unet": (
-        lambda: diffusion.NoiseMapped(diffusion.DiffusionUNet(3, 8, (1, 2))),
+        lambda: generators.NoiseMapped(generators.DiffusionUNet(3, 8, (1, 2))),
         (4, 16, 16),
     ),
     "dncnn": (lambda: restoration.DnCNN(1, 8, 4), (1, 16, 16)),
-    "eca_resnet": (lambda: attention.Weighted(attention.ECA, 8, 1, 5), (3, 32, 32)),
+    "eca_resnet": (lambda: classifiers.Weighted(classifiers.ECA, 8, 1, 5), (3, 32, 32)),
     "edsr": (lambda: restoration.EDSR(2, 8, 2), (3, 8, 8)),
     "espcn": (lambda: restoration.ESPCN(3, 16), (1, 8, 12)),
-    "frames_and_motion": (lambda: video.FramesAndMotion(8, 5), (3, 3, 16, 16)),
+    "frames_and_motion": (lambda: sequences.FramesAndMotion(8, 5), (3, 3, 16, 16)),
     "fsrcnn": (lambda: restoration.FSRCNN(3, 16, 8, 2), (1, 8, 12)),
     "ghostnet": (
         lambda: classifiers.GhostNet(((16, 16, 3, 1), (48, 24, 3, 2), (40, 24, 5, 1)), 5),
@@ -74,11 +63,11 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "pix2pix": (lambda: generators.UNetGenerator(3, 8, 6), (3, 64, 64)),
     "pixelcnn": (lambda: generators.PixelCNN(1, 16, 2, 8), (1, 12, 12)),
     "rcan": (lambda: restoration.RCAN(4, 16, 2, 1), (3, 8, 8)),
-    "resnet3d": (lambda: video.ResNet3D(8, 1, 5), (3, 8, 16, 16)),
-    "retinanet": (lambda: detection.RetinaNet(8, 1, 16, 3, 4), (3, 128, 128)),
-    "se_resnet": (lambda: attention.Weighted(attention.SE, 8, 1, 5), (3, 32, 32)),
+    "resnet3d": (lambda: sequences.ResNet3D(8, 1, 5), (3, 8, 16, 16)),
+    "retinanet": (lambda: dense.RetinaNet(8, 1, 16, 3, 4), (3, 128, 128)),
+    "se_resnet": (lambda: classifiers.Weighted(classifiers.SE, 8, 1, 5), (3, 32, 32)),
     "siamese": (lambda: classifiers.OnPairs(classifiers.Siamese(8, 16)), (2, 1, 32, 32)),
-    "sknet": (lambda: attention.SKNet(16, 1, 5), (3, 32, 32)),
+    "sknet": (lambda: classifiers.SKNet(16, 1, 5), (3, 32, 32)),
     "standardised_resnet": (
         lambda: classifiers.StandardisedResNet(16, (1, 1), 4, 5),
         (3, 32, 32),
