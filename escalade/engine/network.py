@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.graph import Batch, Graph, fixed_shape
 from escalade.engine.nodes.evaluate import own_arithmetic
-from escalade.engine.passes import optimize
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel, optimize
 from escalade.engine.plan.constants import ConstantPool
 from escalade.errors import UnsupportedError
 

@@ -36,8 +36,7 @@ from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.network import GraphProvider, Network
 from escalade.engine.networks import Networks
 from escalade.engine.nodes.evaluate import own_arithmetic
-from escalade.engine.passes import for_batch
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel, for_batch
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels, compile_plans

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from escalade.engine.cached_plan import CachedPlan
-from escalade.engine.capture.any_size import AnySize
+from escalade.engine.capture.export import AnySize
 from escalade.engine.capture.model_copy import unwrapped
 from escalade.engine.capture.weight_values import named_tensors
 from escalade.engine.graph.graph import Graph, Node

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from escalade.device.timing import CallSampler, interleave
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import EscaladeError
