@@ -157,8 +157,6 @@ def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor, s
         return False
     if "bias" in layer.inputs:
         shift = shift + graph.constants[layer.inputs["bias"]].double() * scale
-    graph.nodes[layer.name] = layer.with_inputs(
-        weight=graph.add_constant(f"{layer.name}_weight", folded.float()),
-        bias=graph.add_constant(f"{layer.name}_bias", shift.float()),
-    )
+    constants = graph.add_constants(layer.name, {"weight": folded.float(), "bias": shift.float()})
+    graph.nodes[layer.name] = layer.with_inputs(**constants)
     return True

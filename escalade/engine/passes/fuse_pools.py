@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from escalade.engine.graph.forms import unquantized
-from escalade.engine.graph.graph import Graph, Node, Shape, joint_source
-from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.graph.graph import Graph, Node, Shape, fixed_shape, joint_source
+from escalade.engine.nodes import stored_forms
 from escalade.engine.nodes.base import activation_of, with_channels
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input, is_pixelwise
 from escalade.engine.nodes.linear import Linear
@@ -15,7 +15,6 @@ from escalade.engine.nodes.pools import INDICES, AdaptiveAvgPool2d, AvgPool2d, M
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
 from escalade.engine.nodes.views import Reshape
 from escalade.engine.passes.estimates import Estimates, nhwc_forms
-from escalade.errors import UnsupportedError
 from escalade.ops.linear import LinearProblem
 from escalade.ops.linear.rungs.pooled import one_launch_pays
 
@@ -68,14 +67,8 @@ def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
 def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Estimates) -> bool:
     """Return True if a rung for both is estimated to take less time than the two steps."""
     layer_forms = forms.of(layer)
-    if layer_forms is None:
-        return False
-    try:
-        lowered = operator_of(fused).lower(fused, layer_forms)
-        choice = None if lowered is None else estimates.choose(lowered)
-    except UnsupportedError:
-        return False
-    if lowered is None or choice is None or choice.problem != lowered.problem:
+    choice = None if layer_forms is None else estimates.choice(fused, layer_forms, exact=True)
+    if choice is None or layer_forms is None:
         return False
     separate = estimates.total_us((layer, pool), layer_forms)
     return separate is not None and estimates.us(choice) < separate
@@ -134,13 +127,8 @@ def _hoisting_is_faster(
     x, pool = old[0].inputs["x"], new[0]
     if x not in stored or stored[x].layout != stored[old[1].name].layout:
         return False
-    forms.add(pool.name, replace(stored[old[1].name], shape=_static_shape(pool)))
-    before, after = (estimates.total_us(nodes, forms) for nodes in (old, new))
-    return before is not None and after is not None and after < before
-
-
-def _static_shape(node: Node) -> tuple[int, ...]:
-    return tuple(size for size in node.shape if isinstance(size, int))
+    forms.add(pool.name, replace(stored[old[1].name], shape=fixed_shape(pool.shape, 1)))
+    return estimates.favor(new, old, forms)
 
 
 def fuse_pooled_linear(graph: Graph, dtype: str) -> None:

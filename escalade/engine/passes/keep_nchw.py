@@ -19,7 +19,6 @@ from escalade.engine.nodes.stem import FewChannels
 from escalade.engine.passes.channel_order import writing_channels
 from escalade.engine.passes.epilogues import MAX_CALLS
 from escalade.engine.passes.estimates import Estimates
-from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.activation import VECTORS
 
@@ -120,7 +119,7 @@ def _fuse_vectors(graph: Graph, steps: Iterable[Node]) -> None:
         expression, vectors = applied
         whole = expression.substitute({"x": activation_of(layer)})
         if len(whole.calls) <= MAX_CALLS:
-            operands = {role: graph.add_constant(f"{node.name}_{role}", one) for role, one in vectors.items()}
+            operands = graph.add_constants(node.name, vectors)
             graph.nodes[layer.name] = with_activation(layer.with_inputs(**operands), whole)
             graph.remove(node, instead=layer.name)
 
@@ -223,12 +222,8 @@ def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estima
 
 
 def _is_fast_in_nchw(node: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Return True if tensor cores compute a convolution in NCHW, without converting it."""
-    lowered = operator_of(node).lower(node, forms)
-    try:
-        choice = None if lowered is None else estimates.choose(lowered)
-    except UnsupportedError:  # as on cards without planes, which alone takes vectors
-        return False
+    """Return True if tensor cores compute a convolution in NCHW, without converting it; not on every card."""
+    choice = estimates.choice(node, forms)
     return choice is not None and choice.rung.name == IN_PLANES
 
 

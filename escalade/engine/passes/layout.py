@@ -45,9 +45,8 @@ def keep_nchw_products(graph: Graph) -> None:
         if applied.is_identity:
             graph.nodes[node.name] = plain
             continue
-        product = replace(plain, name=graph.fresh(f"{node.name}_product"))
-        graph.insert_before(node.name, product)
-        graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product.name}, expression=applied.text)
+        product = graph.add(replace(plain, name=f"{node.name}_product"), before=node.name)
+        graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product}, expression=applied.text)
 
 
 def _is_matrix_product(node: Node, graph: Graph) -> bool:
@@ -141,15 +140,14 @@ def _takes_nhwc(node: Node, value: str) -> bool:
 
 
 def _layouts(node: Node, value: str, layout: str) -> Layouts:
-    operand_layouts = {role: layout for role, name in node.inputs.items() if name == value}
-    return operator_of(node).layouts(node, operand_layouts)
+    return operator_of(node).layouts(node, dict.fromkeys(node.roles_of(value), layout))
 
 
 def _can_pad(graph: Graph, node: Node, value: str) -> bool:
     """Return True if a node reads `value` only as the image of an ungrouped convolution."""
     if not Conv2d.matches(node) or node.attributes["groups"] != 1 or value in graph.outputs:
         return False
-    return [role for role, name in node.inputs.items() if name == value] == ["x"]
+    return node.roles_of(value) == ["x"]
 
 
 def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
@@ -224,10 +222,8 @@ def fold_output_scales(graph: Graph) -> None:
         scale = channel_scale(producer, graph, 1) if is_map else None
         if scale is None or not graph.nodes[values[0]].is_floating or "scale" in convert.inputs:
             continue
-        constants = {
-            role: graph.add_constant(f"{convert.name}_{role}", tensor.float().contiguous())
-            for role, tensor in zip(("scale", "shift"), scale, strict=True)
-        }
+        vectors = dict(zip(("scale", "shift"), (one.float().contiguous() for one in scale), strict=True))
+        constants = graph.add_constants(convert.name, vectors)
         graph.nodes[convert.name] = convert.with_inputs(x=values[0], **constants)
         del graph.nodes[producer.name]
 
@@ -280,8 +276,11 @@ def convert_output_dtypes(graph: Graph, dtype: str) -> None:
             continue
         stored = stored_type(node, STORAGE[dtype], True)
         if layout_of(node) == "flat" and stored is not wanted and is_converted(stored, wanted):
-            made[name] = graph.fresh(f"{name}_{output_type}")
-            graph.append(Convert.node(made[name], {"x": name}, {"layout": "flat"}, node.shape, output_type))
+            made[name] = graph.add(
+                Convert.node(
+                    f"{name}_{output_type}", {"x": name}, {"layout": "flat"}, node.shape, output_type
+                )
+            )
     graph.outputs = tuple(made.get(name, name) for name in graph.outputs)
 
 
@@ -298,13 +297,9 @@ def _add_conversion(graph: Graph, value: str, layout: str, before: str | None, d
     shape = graph.shape_of(value)
     if graph.typed:
         dtype = dtype_name(graph.dtype_of(value))
-    name = graph.fresh(f"{value}_{layout}")
-    node = Convert.node(name, {"x": value}, {"layout": layout}, shape, dtype)
-    if before is None:
-        graph.append(node)
-    else:
-        graph.insert_before(before, node)
-    return name
+    return graph.add(
+        Convert.node(f"{value}_{layout}", {"x": value}, {"layout": layout}, shape, dtype), before
+    )
 
 
 def reorder_flattened(graph: Graph) -> None:
@@ -320,13 +315,13 @@ def reorder_flattened(graph: Graph) -> None:
             continue
         channels, height, width = graph.shape_of(node.inputs["x"])[1:]
         for layer in layers:
-            inputs = {}
+            reordered = {}
             for role in feature_constants(layer):
                 weight = graph.constants[layer.inputs[role]]
                 images = weight.reshape(-1, channels, height, width)  # type: ignore[arg-type]
-                reordered = images.permute(0, 2, 3, 1).reshape(weight.shape)
-                inputs[role] = graph.add_constant(f"{layer.name}_{role}", reordered.contiguous())
-            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(**inputs)
+                reordered[role] = images.permute(0, 2, 3, 1).reshape(weight.shape).contiguous()
+            constants = graph.add_constants(layer.name, reordered)
+            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(**constants)
         graph.nodes[node.name] = node.with_attributes(order="nhwc")
 
 

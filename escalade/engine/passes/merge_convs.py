@@ -8,13 +8,12 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, joint_source
-from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.nodes import stored_forms
 from escalade.engine.nodes.base import activation_of, with_channels
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.estimates import Estimates
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 
@@ -66,13 +65,9 @@ def _merge(convs: Sequence[Node], graph: Graph) -> Node | None:
     first = convs[0]
     if len({graph.constants[node.inputs["weight"]].shape[1:] for node in convs}) > 1:
         return None
-    constants = {
-        role: graph.add_constant(
-            f"{first.name}_joined_{role}", torch.cat([graph.constants[node.inputs[role]] for node in convs])
-        )
-        for role in ("weight", "bias")
-        if role in first.inputs
-    }
+    roles = [role for role in ("weight", "bias") if role in first.inputs]
+    joined = {role: torch.cat([graph.constants[node.inputs[role]] for node in convs]) for role in roles}
+    constants = graph.add_constants(f"{first.name}_joined", joined)
     wide = with_channels(first, graph.constants[constants["weight"]].shape[0])
     return replace(
         wide.with_inputs(**constants), name=graph.fresh(f"{first.name}_joined"), source=joint_source(*convs)
@@ -99,27 +94,12 @@ def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, es
     if before is None or after is None:
         return False
     for reader, value in readers:
-        us = _strided_time(reader, value, _channels(merged), forms, estimates)
-        if us is None:
+        pitches = dict.fromkeys(reader.roles_of(value), _channels(merged))
+        choice = estimates.choice(reader, forms, pitches, exact=True) if len(pitches) == 1 else None
+        if choice is None:
             return False
-        after += us
+        after += estimates.us(choice)
     return after < before
-
-
-def _strided_time(node: Node, value: str, pitch: int, forms: Forms, estimates: Estimates) -> float | None:
-    """Return the time of a node that reads `value` with this pixel pitch in elements; None if it cannot."""
-    roles = [role for role, name in node.inputs.items() if name == value]
-    lowered: Lowered | None = operator_of(node).lower(node, forms)
-    if lowered is None or len(roles) != 1:
-        return None
-    try:
-        problem = lowered.with_pitches({roles[0]: pitch})
-        if problem is None:
-            return None
-        choice = estimates.choose(replace(lowered, problem=problem))
-    except UnsupportedError:
-        return None
-    return estimates.us(choice) if choice.problem == problem else None
 
 
 CHANNEL_UNIT = 8  # channels of both inputs must fill 16-byte loads of 16-bit values

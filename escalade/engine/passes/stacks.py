@@ -113,15 +113,13 @@ def _item(graph: Graph, before: Node, name: str, dim: int, index: int) -> str:
     is_expression = node is not None and operator_of(node).expression(node) is not None
     if node is not None and is_expression and _item_count(graph, name, dim):
         inputs = {role: _item(graph, before, value, dim, index) for role, value in node.inputs.items()}
-        item = replace(node, name=graph.fresh(f"{name}_{index}"), inputs=inputs, shape=_drop_dim(shape, dim))
-        graph.insert_before(before.name, item)
-        return item.name
+        item = replace(node, name=f"{name}_{index}", inputs=inputs, shape=_drop_dim(shape, dim))
+        return graph.add(item, before=before.name)
     dtype = dtype_name(graph.dtype_of(name))
 
     def add(operator: type[Operator], value: str, shape: Shape, **attributes: int) -> str:
-        made = operator.node(graph.fresh(f"{name}_{index}"), {"x": value}, attributes, shape, dtype)
-        graph.insert_before(before.name, made)
-        return made.name
+        made = operator.node(f"{name}_{index}", {"x": value}, attributes, shape, dtype)
+        return graph.add(made, before=before.name)
 
     dropped, merged = _drop_dim(shape, dim), _merged_shape(shape, dim)
     if shape[dim] == 1:
@@ -146,10 +144,9 @@ def _combine(graph: Graph, node: Node, kind: str, items: list[str]) -> None:
     shape = _drop_dim(graph.shape_of(node.inputs["x"]), node.attributes["dims"][0])
 
     def add(expression: str, **inputs: str) -> str:
-        name = graph.fresh(f"{node.name}_of_items")
-        combined = Pointwise.node(name, inputs, {"expression": expression}, shape, node.dtype)
-        graph.insert_before(node.name, combined)
-        return name
+        attributes = {"expression": expression}
+        combined = Pointwise.node(f"{node.name}_of_items", inputs, attributes, shape, node.dtype)
+        return graph.add(combined, before=node.name)
 
     result, *others = items
     for other in others:
@@ -242,10 +239,8 @@ def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
             parts.append(write.source)
         elif end > first:
             shape = (*node.shape[:dimension], end - first, *node.shape[dimension + 1 :])
-            name = graph.fresh(f"{node.name}_rest")
             attributes = {"dimension": dimension, "first": first}
-            rest = Slice.node(name, {"x": write.value}, attributes, shape, node.dtype)
-            graph.insert_before(node.name, rest)
-            parts.append(name)
+            rest = Slice.node(f"{node.name}_rest", {"x": write.value}, attributes, shape, node.dtype)
+            parts.append(graph.add(rest, before=node.name))
     inputs: dict[str, str | None] = {f"x{number}": part for number, part in enumerate(parts)}
     graph.nodes[node.name] = Concatenate.instead_of(node, inputs, dimension=dimension)

@@ -99,11 +99,7 @@ def fuse_batch_norm_statistics(graph: Graph, dtype: str, estimates: Estimates) -
         kept = {name: value for name, value in a.items() if name not in ("momentum", "source")}
         normalize = BatchNorm.instead_of(node, inputs, **kept)
         forms = forms or nhwc_forms(graph, dtype)
-        own = forms.of(node)
-        if own is None:
-            continue
-        together, apart = (estimates.total_us(nodes, own) for nodes in ((fused, normalize), (layer, node)))
-        if together is None or apart is None or together >= apart:
+        if not estimates.favor((fused, normalize), (layer, node), forms.of(node)):
             continue
         graph.nodes |= {fused.name: fused, variance.name: variance, normalize.name: normalize}
         for one in outputs.values():
@@ -155,12 +151,7 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
         rest = node.with_inputs(output=None, bias=None, **sums)
         rest = rest.with_attributes(mask="none", residual=False, summed=True)
         forms = forms or nhwc_forms(graph, dtype)
-        here = forms.of(node)
-        together, apart = (
-            None if here is None else estimates.total_us(nodes, here)
-            for nodes in ((summed, rest), (gradient, node))
-        )
-        if together is None or apart is None or together >= WORTHWHILE * apart:
+        if not estimates.favor((summed, rest), (gradient, node), forms.of(node), WORTHWHILE):
             continue
         if RESIDUAL_GRADIENT in outputs:
             graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)

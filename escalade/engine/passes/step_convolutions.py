@@ -191,7 +191,7 @@ def _is_dense(layer: Node, filters: Shape) -> bool:
 
 def _can_read_small(reader: Node, upsampling: Node, graph: Graph) -> bool:
     """Return True for a dense convolution whose weights are trained, and for the gradient of such weights."""
-    if [role for role, name in reader.inputs.items() if name == upsampling.name] != ["x"]:
+    if reader.roles_of(upsampling.name) != ["x"]:
         return False
     if Conv2dWeightGradient.matches(reader):
         return _is_dense(reader, reader.shape)
@@ -230,13 +230,12 @@ def _replace_weight_gradient(layer: Node, x: str, graph: Graph) -> None:
         )
     filters, channels, height, width = layer.shape
     small = Conv2dWeightGradient.node(
-        graph.fresh(f"{layer.name}_summed"), {"x": gradient, "gradient": x},
+        f"{layer.name}_summed", {"x": gradient, "gradient": x},
         {"stride": _STRIDE, "padding": _flipped_padding(layer, layer.shape), "dilation": (1, 1), "groups": 1,
          "bias": False},
         (channels, filters, height + 1, width + 1), layer.dtype,  # type: ignore[operator]
     )  # fmt: skip
-    graph.append(small)
-    summed = _filter_sums(small.name, layer.name, graph, zeros=False)
+    summed = _filter_sums(graph.add(small), layer.name, graph, zeros=False)
     graph.nodes[layer.name] = replace(summed, source=layer.source)
 
 

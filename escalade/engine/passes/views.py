@@ -60,8 +60,7 @@ def _sink(graph: Graph, node: Node) -> None:
         return
     sources = {name: graph.nodes[name].inputs["x"] for name in values.values()}
     inputs = {role: sources.get(name, name) for role, name in moved.inputs.items()}
-    name = graph.fresh(f"{node.name}_unpermuted")
-    graph.insert_before(node.name, replace(moved, name=name, inputs=inputs))
+    name = graph.add(replace(moved, name=f"{node.name}_unpermuted", inputs=inputs), before=node.name)
     graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
 
 
@@ -88,14 +87,13 @@ def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | 
 
 
 def _unpermuted_constants(node: Node, order: tuple[int, ...], graph: Graph) -> dict[str, str]:
-    constants = {}
+    moved = {}
     for role, name in node.inputs.items():
         if name in graph.constants:
             constant = graph.constants[name]
             whole = constant.view(*[1] * (len(order) - constant.dim()), *constant.shape)
-            moved = whole.permute([order.index(dim) for dim in range(len(order))])
-            constants[role] = graph.add_constant(f"{node.name}_{role}", moved.contiguous())
-    return constants
+            moved[role] = whole.permute([order.index(dim) for dim in range(len(order))]).contiguous()
+    return graph.add_constants(node.name, moved)
 
 
 def keep_sequences_as_images(graph: Graph) -> None:
@@ -135,15 +133,10 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
         if image is None:
             return
         inputs[role] = image
-    on_image = replace(
-        node,
-        name=graph.fresh(f"{node.name}_image"),
-        inputs=inputs,
-        attributes=attributes,
-        shape=image_shape(node.shape),
-    )
-    graph.insert_before(node.name, on_image)
-    graph.nodes[node.name] = Reshape.instead_of(node, {"x": on_image.name})
+    shape = image_shape(node.shape)
+    on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
+    image = graph.add(on_image, before=node.name)
+    graph.nodes[node.name] = Reshape.instead_of(node, {"x": image})
 
 
 def _image(graph: Graph, name: str) -> str | None:
@@ -236,19 +229,16 @@ def _transpose(graph: Graph, image: str, windowed: list[Node], last: Node, sides
     batch, _, channels, _ = windowed[-1].shape
     before = graph.shape_of(image)[1]
 
-    def add(node: Node) -> str:
-        graph.insert_before(last.name, node)
-        return node.name
-
     def view(kind: type[Permute | Reshape], value: str, shape: Shape, **attributes: Shape) -> str:
-        return add(kind.node(graph.fresh(f"{value}_rows"), {"x": value}, attributes, shape, last.dtype))
+        made = kind.node(f"{value}_rows", {"x": value}, attributes, shape, last.dtype)
+        return graph.add(made, before=last.name)
 
     pixels = windowed[-1].shape[3]
     value = view(Permute, image, (batch, *sides, before), order=CHANNELS_LAST)
     value = view(Reshape, value, (batch, 1, pixels, before))
     for node in windowed:
         moved = _transposed(node).with_inputs(x=value)
-        value = add(replace(moved, name=graph.fresh(f"{node.name}_rows")))
+        value = graph.add(replace(moved, name=f"{node.name}_rows"), before=last.name)
     value = view(Reshape, value, (batch, *sides, channels))
     value = view(Permute, value, (batch, channels, *sides), order=CHANNELS_FIRST)
     while (reader := graph.only_user(last.name)) is not None and Reshape.matches(reader):
