@@ -26,6 +26,7 @@ from escalade.engine.capture.reader import (
     reject_foreign_side_effects,
 )
 from escalade.engine.capture.weight_writes import check_weight_writes, state_change_message
+from escalade.engine.graph.aten import bound_arguments, updates_statistics
 from escalade.engine.graph.graph import Batch, Dimension, Graph, Input, dtype_name
 from escalade.engine.graph.trees import flatten
 from escalade.errors import EscaladeError
@@ -255,12 +256,9 @@ class ExportReader(FxReader):
     def _check_call(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
         signature = self._exported.graph_signature
         own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        names = [argument.name for argument in target._schema.arguments]
-        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-        # Normalizations update running statistics in training mode, although their schemas declare no mutation.
-        trains = bound.get("training") or bound.get("use_input_stats")
+        bound = bound_arguments(target, call.args, call.kwargs)
         statistics = bound.get("running_mean")
-        if trains and isinstance(statistics, torch.fx.Node):
+        if updates_statistics(bound) and isinstance(statistics, torch.fx.Node):
             raise CaptureError(state_change_message(own.get(statistics.name, statistics.name)))
 
     def _source(self, call: torch.fx.Node) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from escalade.engine.capture.reader import CaptureError, FxReader
+from escalade.engine.graph.aten import bound_arguments
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 
@@ -114,8 +115,7 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
     is_view = node.target is torch.ops.aten.as_strided.default
     if not is_view and node.target is not torch.ops.aten.as_strided_scatter.default:
         return None
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    bound: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    bound = bound_arguments(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     whole, part = bound["self"].meta["val"], node.meta["val"] if is_view else bound["src"].meta["val"]
     if whole.numel() != part.numel() or bound.get("storage_offset") or whole.storage_offset():
         return None

@@ -26,7 +26,7 @@ from escalade.engine.nodes.base import (
     name_of,
 )
 from escalade.engine.nodes.batch_norm import BatchNorm
-from escalade.engine.nodes.lowering import Forms, Lowered, problem_from
+from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
 from escalade.engine.nodes.side_outputs import match_side_output
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -110,16 +110,15 @@ class LayerNorm(Operator):
         known = self._match(replace(node, shape=shape), call, graph)
         if not isinstance(known, Node):
             return None
-        rows = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": known.inputs["x"]}, {}, shape, node.dtype)
-        graph.append(rows)
+        x = {"x": known.inputs["x"]}
+        rows = graph.add(Reshape.node(f"{node.name}_rows", x, {}, shape, node.dtype))
         flattened = {
             role: _flattened(graph, f"{node.name}_{role}", known.inputs[role])
             for role in _PARAMETERS
             if role in known.inputs
         }
-        flat = replace(known.with_inputs(x=rows.name, **flattened), name=graph.fresh(f"{node.name}_flat"))
-        graph.append(flat)
-        return Reshape.instead_of(node, {"x": flat.name})
+        flat = graph.add(replace(known.with_inputs(x=rows, **flattened), name=f"{node.name}_flat"))
+        return Reshape.instead_of(node, {"x": flat})
 
     @match_aten(*_LAYER_NORMS, phases=(FOLDED,))
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -179,9 +178,7 @@ def _flattened(graph: Graph, name: str, parameter: str) -> str:
     if parameter in graph.constants:
         return graph.derive_constant(name, parameter, torch.Tensor.flatten)
     shape, dtype = graph.shape_of(parameter), dtype_name(graph.dtype_of(parameter))
-    flat = Reshape.node(graph.fresh(name), {"x": parameter}, {}, (product(shape),), dtype)
-    graph.append(flat)
-    return flat.name
+    return graph.add(Reshape.node(name, {"x": parameter}, {}, (product(shape),), dtype))
 
 
 class LayerNormBackward(Operator):
@@ -290,14 +287,10 @@ class GroupNorm(Operator):
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
-        batch, channels, *pixels = form.shape
-        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
-        problem = problem_from(
-            GroupNormProblem, node,
-            batch=batch, channels=channels, height=height, width=width, dtype=forms.stored,
-            layout="nhwc" if form.layout == "nhwc" or height * width == 1 else "nchw",
-        )  # fmt: skip
-        return Lowered(GROUP_NORM, problem, in_place="x")
+        layout = {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}  # the same bytes in both
+        return Lowered(
+            GROUP_NORM, image_problem(GroupNormProblem, node, form, forms.stored, **layout), in_place="x"
+        )
 
 
 class _RowSoftmax(Operator):
@@ -323,12 +316,9 @@ class _RowSoftmax(Operator):
         if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
             return None
         shape = (product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
-        image = Reshape.node(graph.fresh(f"{node.name}_image"), {"x": x}, {}, shape, node.dtype)
-        graph.append(image)
-        name = graph.fresh(f"{node.name}_of_channels")
-        made = self.node(name, {"x": image.name}, {"of_channels": True}, shape, node.dtype)
-        graph.append(made)
-        return Reshape.instead_of(node, {"x": made.name})
+        image = {"x": graph.add(Reshape.node(f"{node.name}_image", {"x": x}, {}, shape, node.dtype))}
+        made = self.node(f"{node.name}_of_channels", image, {"of_channels": True}, shape, node.dtype)
+        return Reshape.instead_of(node, {"x": graph.add(made)})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         function = torch.log_softmax if self.is_log else torch.softmax

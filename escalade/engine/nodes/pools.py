@@ -328,9 +328,7 @@ class AdaptiveAvgPool2d(Operator):
         pooled = replace(self.instead_of(node, {"x": x}, output=(1, 1)), shape=shape)
         if call("keepdim", False):
             return pooled
-        pooled = replace(pooled, name=graph.fresh(f"{node.name}_pool"))
-        graph.append(pooled)
-        return Reshape.instead_of(node, {"x": pooled.name})
+        return Reshape.instead_of(node, {"x": graph.add(replace(pooled, name=f"{node.name}_pool"))})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"])

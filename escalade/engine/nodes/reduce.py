@@ -130,18 +130,14 @@ class Reduce(Operator):
         shape = graph.shape_of(x)
         kept = tuple(dim for dim in range(len(shape)) if dim not in dims)
         sizes = tuple(shape[dim] for dim in (*kept, *dims))
-        moved = Permute.node(
-            graph.fresh(f"{node.name}_moved"), {"x": x}, {"order": (*kept, *dims)}, sizes, node.dtype
-        )
-        graph.append(moved)
-        reduced = node.with_inputs(x=moved.name).with_attributes(
-            dims=tuple(range(len(kept), len(shape))), keepdim=False
-        )
+        order = {"order": (*kept, *dims)}
+        moved = graph.add(Permute.node(f"{node.name}_moved", {"x": x}, order, sizes, node.dtype))
+        inner = tuple(range(len(kept), len(shape)))
+        reduced = node.with_inputs(x=moved).with_attributes(dims=inner, keepdim=False)
         if not node.attributes["keepdim"]:
             return reduced
-        reduced = replace(reduced, name=graph.fresh(f"{node.name}_reduced"), shape=sizes[: len(kept)])
-        graph.append(reduced)
-        return Reshape.instead_of(node, {"x": reduced.name})
+        reduced = replace(reduced, name=f"{node.name}_reduced", shape=sizes[: len(kept)])
+        return Reshape.instead_of(node, {"x": graph.add(reduced)})
 
     def _match_loss(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match the mean or sum of a pointwise loss."""

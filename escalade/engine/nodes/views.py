@@ -206,9 +206,7 @@ class Slice(Operator):
         if whole > 1:
             attributes = {"dimension": dim, "first": index % whole}
             shape = (*sizes[:dim], 1, *sizes[dim + 1 :])
-            part = self.node(graph.fresh(f"{node.name}_part"), {"x": x}, attributes, shape, node.dtype)
-            graph.append(part)
-            x = part.name
+            x = graph.add(self.node(f"{node.name}_part", {"x": x}, attributes, shape, node.dtype))
         return Reshape.instead_of(node, {"x": x})
 
     def _from(self, node: Node, call: AtenCall, graph: Graph, start: object) -> Match:
@@ -349,9 +347,7 @@ def _unexpanded(name: str, dim: int, graph: Graph) -> str:
     if graph.dtype_of(source) is not graph.dtype_of(name) or padded[dim] != shape[dim]:
         return name
     if padded != own:
-        view = Reshape.node(graph.fresh(f"{name}_source"), {"x": source}, {}, padded, node.dtype)
-        graph.append(view)
-        source = view.name
+        source = graph.add(Reshape.node(f"{name}_source", {"x": source}, {}, padded, node.dtype))
     return _unexpanded(source, dim, graph)
 
 

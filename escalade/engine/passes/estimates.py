@@ -19,10 +19,14 @@ BANDWIDTH_REACHED = 0.7
 """Share of the memory bandwidth that kernels without a cost model reach: 0.53 to 0.93 on an H200."""
 
 
-def nhwc_forms(graph: Graph, dtype: str) -> Forms:
-    """Return the forms of all values; inputs are assumed to be NHWC."""
+def assumed_forms(graph: Graph, dtype: str, images: str = "nhwc") -> Forms:
+    """Return the forms of all values; inputs are assumed to have the plan's dtype and this layout of images."""
     inputs = {
-        entry.name: Form(entry.shape, graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
+        entry.name: Form(
+            entry.shape,  # type: ignore[arg-type]
+            graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype],
+            images if len(entry.shape) == 4 else "flat",
+        )
         for entry in graph.inputs
     }
     return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants, graph.typed)

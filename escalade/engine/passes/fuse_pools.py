@@ -12,9 +12,9 @@ from escalade.engine.nodes.conv2d import Conv2d, has_one_input, is_pixelwise
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import Forms, problem_from
 from escalade.engine.nodes.pools import INDICES, AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
+from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of, with_producer
 from escalade.engine.nodes.views import Reshape
-from escalade.engine.passes.estimates import Estimates, nhwc_forms
+from escalade.engine.passes.estimates import Estimates, assumed_forms
 from escalade.ops.linear import LinearProblem
 from escalade.ops.linear.rungs.pooled import one_launch_pays
 
@@ -32,7 +32,7 @@ def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
         windows, writes_indices = node.attributes["kernel"], INDICES in node.attributes
         pooled = layer.with_attributes(pool=windows, places=writes_indices, mean=AvgPool2d.matches(node))
         fused = replace(pooled, name=node.name, shape=node.shape)
-        forms = forms or nhwc_forms(graph, dtype)
+        forms = forms or assumed_forms(graph, dtype)
         if _is_faster(layer, node, fused, forms, estimates):
             _apply(graph, layer, node, fused)
 
@@ -77,7 +77,7 @@ def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Es
 def _apply(graph: Graph, layer: Node, pool: Node, fused: Node) -> None:
     fused = replace(fused, source=joint_source(layer, pool))
     for aux in side_outputs_of(pool, graph):
-        graph.nodes[aux.name] = SideOutput.of(fused, aux.name, aux.attributes["buffer"], aux.shape, aux.dtype)
+        graph.nodes[aux.name] = with_producer(aux, fused)
     graph.nodes[fused.name] = fused
     del graph.nodes[layer.name]
 
