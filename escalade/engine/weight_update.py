@@ -18,7 +18,7 @@ import torch
 from escalade.engine.cached_plan import CachedPlan
 from escalade.engine.capture.export import AnySize
 from escalade.engine.capture.model_copy import unwrapped
-from escalade.engine.capture.weight_values import named_tensors
+from escalade.engine.capture.weights import named_tensors
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.network import Network
 from escalade.engine.plan.constants import ConstantCache, check_finite_weights, equal_bits, write_tensor

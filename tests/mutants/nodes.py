@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "nodes/counters-are-not-compared-after-a-second-call",
-        CAPTURE + "weight_writes.py",
+        CAPTURE + "weights.py",
         "        if unstable:",
         "        if False:",
         ("tests/engine/capture/test_weight_writes.py",),
@@ -145,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "nodes/writes-to-views-are-not-seen",
-        CAPTURE + "weight_writes.py",
+        CAPTURE + "weights.py",
         "if any(original.overlap(constants[name], constants[other]) for other in read - {name}):",
         "if False:",
         ("tests/engine/capture/test_weight_writes.py",),

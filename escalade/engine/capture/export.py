@@ -17,7 +17,7 @@ from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.python_state import require_repeatable
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.trace import trace_graph
-from escalade.engine.capture.weight_values import named_tensors
+from escalade.engine.capture.weights import named_tensors
 from escalade.engine.graph.graph import Graph
 
 Result = TypeVar("Result")

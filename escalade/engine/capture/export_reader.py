@@ -25,7 +25,7 @@ from escalade.engine.capture.reader import (
     note_input_writes,
     reject_foreign_side_effects,
 )
-from escalade.engine.capture.weight_writes import check_weight_writes, state_change_message
+from escalade.engine.capture.weights import check_weight_writes, state_change_message
 from escalade.engine.graph.aten import bound_arguments, updates_statistics
 from escalade.engine.graph.graph import Batch, Dimension, Graph, Input, dtype_name
 from escalade.engine.graph.trees import flatten

@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from escalade.engine.capture.cumulative_average import trace_factors
 from escalade.engine.capture.example_inputs import require_module
 from escalade.engine.capture.functional import FunctionalReader, keep_operators_whole
 from escalade.engine.capture.global_state import preserve_global_state
@@ -95,7 +94,7 @@ def capture_step(
     """
     require_module(model)
 
-    from escalade.engine.capture.export_context import export_context
+    from escalade.engine.capture.export_context import export_context, trace_factors
 
     def run() -> Joint:
         with preserve_global_state(model, autocast=False) as global_state, export_context():

@@ -26,7 +26,7 @@ from escalade.engine.capture.example_inputs import ExampleInputs
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel, slot_names
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.weight_values import WeightValues
+from escalade.engine.capture.weights import WeightValues
 from escalade.engine.graph.aten import bound_arguments, written_arguments
 from escalade.engine.graph.trees import flatten
 
@@ -36,7 +36,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleT
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 """Compared by their items, not by id: `torch.export` replaces some by copies."""
 _WEIGHT_DICTS = ("_parameters", "_buffers")
-"""Attributes with a module's weights; `weight_writes` checks what is written to them."""
+"""Attributes with a module's weights; `weights` checks what is written to them."""
 _HOOKS = (dict, collections.OrderedDict)
 _MAX_VALUES = 1 << 17  # values that are compared per model; with more, the model runs twice
 
@@ -238,7 +238,7 @@ def _is_repeatable(original: OriginalModel, example: ExampleInputs) -> bool:
                 tensors, structure = flatten(model(*arguments, **keywords))
             returned.append((list(map(expressions.of, tensors)), structure))
             expressions.end_call()
-            for held, before in weights:  # `weight_writes` checks what is written to them
+            for held, before in weights:  # `weights` checks what is written to them
                 held.clear()
                 held.update(before)
     return bool(returned[0] == returned[1])

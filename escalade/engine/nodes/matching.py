@@ -11,7 +11,7 @@ from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher, name_
 from escalade.engine.nodes.composites import COMPOSITES, composite_matcher
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
-from escalade.engine.nodes.sequences import on_sequences
+from escalade.engine.nodes.views import on_sequences
 
 
 def _matchers(phase: str) -> dict[str, Matcher]:

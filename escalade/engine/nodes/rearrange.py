@@ -12,7 +12,6 @@ from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten, name_of
 from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
-from escalade.engine.nodes.sequences import on_sequences
 from escalade.engine.nodes.signature import (
     COUNT,
     FLAG,
@@ -28,6 +27,7 @@ from escalade.engine.nodes.signature import (
     is_whole,
     one_of,
 )
+from escalade.engine.nodes.views import on_sequences
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.convert import CONVERT, ConvertProblem, reach
 from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, padded, refusal

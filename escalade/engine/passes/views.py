@@ -12,9 +12,16 @@ from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
 from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.reduce import Reduce
-from escalade.engine.nodes.sequences import image_shape
 from escalade.engine.nodes.signature import Attributes
-from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Concatenate, Permute, Reshape, Slice
+from escalade.engine.nodes.views import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Concatenate,
+    Permute,
+    Reshape,
+    Slice,
+    image_shape,
+)
 
 
 def sink_permutes(graph: Graph) -> None:
