@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -113,7 +112,9 @@ class AnySize:
 
         self.graph = with_original(model, owned, autocast, run_capture)
         self.graph.state_shapes = _state_shapes(self._snapshot.model)
-        self._templates, self._structure = list(map(_InputTemplate.of, example.tensors)), example.structure
+        self._structure = example.structure
+        self._templates = [(one.dtype, layout_of(one), one.device) for one in example.tensors]
+        """Properties of the example's tensors besides their shapes and contents."""
         self._programs: list[Any] = []
         self._failures = 0 if self.graph.is_batched else 1
         """Number of sizes for which the symbolic export failed."""
@@ -125,7 +126,8 @@ class AnySize:
 
     def graph_for(self, shapes: Sequence[Sequence[int]]) -> Graph:
         """Capture the model for inputs of these shapes, for any batch size if it allows that."""
-        inputs = [template.zeros(shape) for template, shape in zip(self._templates, shapes, strict=True)]
+        templates = zip(self._templates, shapes, strict=True)
+        inputs = [empty(shape, *template).zero_() for template, shape in templates]
         example = ExampleInputs(inputs, self._structure)
 
         def run_capture(original: OriginalModel) -> Graph:
@@ -166,19 +168,3 @@ def _state_shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]] | None:
     if not all(isinstance(value, torch.Tensor) for value in state.values()):
         return None
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
-
-
-@dataclass(frozen=True)
-class _InputTemplate:
-    """Properties of an example tensor besides its shape and contents."""
-
-    dtype: torch.dtype
-    device: torch.device
-    layout: str
-
-    @staticmethod
-    def of(leaf: torch.Tensor) -> _InputTemplate:
-        return _InputTemplate(leaf.dtype, leaf.device, layout_of(leaf))
-
-    def zeros(self, shape: Sequence[int]) -> torch.Tensor:
-        return empty(shape, self.dtype, self.layout, self.device).zero_()

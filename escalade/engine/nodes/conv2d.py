@@ -348,7 +348,8 @@ def _convolution_backward(
     return found
 
 
-def _bias_gradient(node: Node, gradient: str) -> Node:
+def bias_gradient(node: Node, gradient: str) -> Node:
+    """Return the gradient of a convolution's bias in place of a node."""
     return Reduce.instead_of(
         node, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
     )
@@ -377,30 +378,20 @@ class Conv2dInputGradient(_Filters):
             "stride": call.pair("stride", 1), "padding": call.pair("padding", 0), "dilation": call.pair("dilation", 1),
             "groups": call("groups", 1),
         }  # fmt: skip
-        if call("transposed", False):
-            if not _is_input_gradient(call):
-                return None
-            return self._match_transposed(node, {"gradient": gradient, "x": x, "weight": weight}, window)
+        # A transposed convolution is the input gradient of a convolution, whose input is the transposed one's result.
+        is_transposed = call("transposed", False)
+        if is_transposed and not _is_input_gradient(call):
+            return None
         match node.attributes["result"]:
+            case 0 if is_transposed:
+                return Conv2d.instead_of(node, {"x": gradient, "weight": weight}, **window, relu=False)
             case 0:
                 return self.instead_of(node, {"gradient": gradient, "weight": weight}, **window)
             case 1:
-                inputs = {"x": x, "gradient": gradient}
+                image, result = (gradient, x) if is_transposed else (x, gradient)
+                inputs = {"x": image, "gradient": result}
                 return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
-        return _bias_gradient(node, gradient)
-
-    @staticmethod
-    def _match_transposed(node: Node, given: Mapping[str, str], window: Attributes) -> Node:
-        """Match a gradient of a transposed convolution: that is the input gradient of a convolution, whose input is
-        the transposed one's result."""
-        match node.attributes["result"]:
-            case 0:
-                inputs = {"x": given["gradient"], "weight": given["weight"]}
-                return Conv2d.instead_of(node, inputs, **window, relu=False)
-            case 1:
-                inputs = {"x": given["gradient"], "gradient": given["x"]}
-                return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
-        return _bias_gradient(node, given["gradient"])
+        return bias_gradient(node, gradient)
 
     def takes_residual(self, node: Node) -> bool:
         return True

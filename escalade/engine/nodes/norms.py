@@ -55,13 +55,16 @@ _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
 _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 
-def _row_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
-    """Return PyTorch's order for rows; for channels, any layout if the kernels for strided channels can hold them."""
-    if not node.attributes.get("of_channels"):
-        return Layouts("nchw", "nchw")
-    channels = node.shape[1]
-    assert isinstance(channels, int)
-    return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
+class _RowOperator(Operator):
+    """A function of rows, or of the channels of images."""
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """Return PyTorch's order for rows; for channels, any layout if kernels for strided channels can hold them."""
+        if not node.attributes.get("of_channels"):
+            return Layouts("nchw", "nchw")
+        channels = node.shape[1]
+        assert isinstance(channels, int)
+        return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
 
 
 def _adjacent_rows(node: Node, form: Form) -> int:
@@ -70,22 +73,17 @@ def _adjacent_rows(node: Node, form: Form) -> int:
     return prod(form.shape[2:]) if is_strided else 1
 
 
-def _parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
-    """Return weight and bias of a norm; None if one is not a constant."""
+def _parameters(call: AtenCall, graph: Graph, in_step: bool = False) -> dict[str, str | None] | None:
+    """Return weight and bias of a norm; None if one is not a constant, or in a training step if one is not fp32."""
     found = {role: call.value(role) for role in _PARAMETERS}
-    return None if any(name not in graph.constants for name in found.values() if name is not None) else found
+    names = [name for name in found.values() if name is not None]
+    is_supported = (
+        graph.dtype_of(name) is torch.float32 if in_step else name in graph.constants for name in names
+    )
+    return found if all(is_supported) else None
 
 
-def _step_parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
-    """Return weight and bias of a LayerNorm, which a training step reads in fp32; None if they have another dtype."""
-    if not graph.typed:
-        return _parameters(call, graph)
-    found = {role: call.value(role) for role in _PARAMETERS}
-    wide = (graph.dtype_of(name) is torch.float32 for name in found.values() if name is not None)
-    return found if all(wide) else None
-
-
-class LayerNorm(Operator):
+class LayerNorm(_RowOperator):
     """Rows with mean 0 and variance 1, or divided by their RMS; times weight, plus bias, then any expression.
 
     Fused into chains of linear layers.
@@ -122,7 +120,7 @@ class LayerNorm(Operator):
 
     @match_aten(*_LAYER_NORMS, phases=(FOLDED,))
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        parameters = _step_parameters(call, graph)
+        parameters = _parameters(call, graph, in_step=graph.typed)
         if prod(call("normalized_shape", ())) != node.shape[-1] or node.attributes.get("result", 0) != 0:
             return None
         if parameters is None:
@@ -131,9 +129,6 @@ class LayerNorm(Operator):
         epsilon = call("eps", torch.finfo(getattr(torch, node.dtype)).eps if rms else DEFAULT_EPSILON)
         inputs = {"x": call.value("input"), **parameters}
         return self.instead_of(node, inputs, epsilon=epsilon, rms=rms, relu=False)
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _row_layouts(node, given)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
@@ -293,7 +288,7 @@ class GroupNorm(Operator):
         )
 
 
-class _RowSoftmax(Operator):
+class _RowSoftmax(_RowOperator):
     """Softmax or its logarithm, over the last dimension or over the channels of images, then any expression."""
 
     signature = Signature({"x": ROWS}, {"of_channels": FLAG})
@@ -330,9 +325,6 @@ class _RowSoftmax(Operator):
         if attributes["of_channels"] and len(sizes["x"]) != 4:
             raise SizeError(f"x has {len(sizes['x'])} dimensions; with of_channels it has four")
         return super().sizes(sizes, attributes)
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _row_layouts(node, given)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)

@@ -101,40 +101,36 @@ class Permute(Operator):
     name = "permute"
     signature = Signature({"x": ANY}, {"order": Attribute("every dimension once", _is_order)}, floating=False)
 
-    @match_aten("permute")
-    def _match_permute(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        rank = len(node.shape)
-        return self._composed(node, call, tuple(dim % rank for dim in call("dims", ())), graph)
-
-    @match_aten("transpose", "swapaxes", "swapdims")
-    def _match_transpose(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        rank = len(node.shape)
-        order = [*range(rank)]
-        if rank:
-            names = ("dim0", "dim1") if call("dim0") is not None else ("axis0", "axis1")
-            first, second = (call(name) % rank for name in names)
-            order[first], order[second] = order[second], order[first]
-        return self._composed(node, call, tuple(order), graph)
-
-    @match_aten("t", "numpy_T")
-    def _match_reversed(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        return self._composed(node, call, tuple(reversed(range(len(node.shape)))), graph)
-
-    @match_aten("mT", "adjoint")
-    def _match_matrices(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        if len(node.shape) < 2 or getattr(torch, node.dtype).is_complex:  # whose adjoint is conjugate
+    @match_aten("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "mT", "adjoint")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match a permutation, merged with a preceding one."""
+        x, order = call.value("self"), self._called_order(node, call)
+        if x is None or order is None:
             return None
-        *outer, rows, columns = range(len(node.shape))
-        return self._composed(node, call, (*outer, columns, rows), graph)
-
-    def _composed(self, node: Node, call: AtenCall, order: Order, graph: Graph) -> Match:
-        """Return the permutation, merged with a preceding one."""
-        x = call.value("self")
-        assert x is not None
         before = graph.nodes.get(x)
         if self.matches(before):
             x, order = before.inputs["x"], tuple(before.attributes["order"][dim] for dim in order)
         return x if order == tuple(range(len(order))) else self.instead_of(node, {"x": x}, order=order)
+
+    @staticmethod
+    def _called_order(node: Node, call: AtenCall) -> Order | None:
+        """Return the order of dimensions that PyTorch's operator gives its operand."""
+        rank = len(node.shape)
+        order = [*range(rank)]
+        match name_of(node.attributes["target"]).removesuffix("_"):
+            case "permute":
+                return tuple(dim % rank for dim in call("dims", ()))
+            case "t" | "numpy_T":
+                order.reverse()
+            case "mT" | "adjoint":
+                if rank < 2 or getattr(torch, node.dtype).is_complex:  # whose adjoint is conjugate
+                    return None
+                order[-2:] = reversed(order[-2:])
+            case _ if rank:
+                names = ("dim0", "dim1") if call("dim0") is not None else ("axis0", "axis1")
+                first, second = (call(name) % rank for name in names)
+                order[first], order[second] = order[second], order[first]
+        return tuple(order)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return inputs["x"].permute(node.attributes["order"])
@@ -161,7 +157,15 @@ class Permute(Operator):
         return all(size == 1 or before == after for size, before, after in strides)
 
 
-class Slice(Operator):
+class _AlongDimension(Operator):
+    """A value that is a part of another one along `dimension`, or consists of such parts."""
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """Return NHWC along channels, which are then contiguous; along other dimensions images stay as they are."""
+        return Layouts("nhwc", "nhwc") if node.attributes["dimension"] == 1 else Layouts.common(given)
+
+
+class Slice(_AlongDimension):
     """Elements of x along `dimension`, from `first` on, as many as the result has."""
 
     name = "slice"
@@ -234,9 +238,6 @@ class Slice(Operator):
             raise SizeError(f"{list(result)} from index {first} of dimension {dim} is not within {list(x)}")
         return {RESULT: (*x[:dim], result[dim], *x[dim + 1 :])}
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _joint_layouts(node, given)
-
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return rows or columns of an image as negative padding."""
         form, dim = forms.value(node.inputs["x"]), node.attributes["dimension"]
@@ -251,12 +252,7 @@ class Slice(Operator):
         return True
 
 
-def _joint_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
-    """Return NHWC along channels, which are then contiguous; along other dimensions images stay as they are."""
-    return Layouts("nhwc", "nhwc") if node.attributes["dimension"] == 1 else Layouts.common(given)
-
-
-class Concatenate(Operator):
+class Concatenate(_AlongDimension):
     """x0, x1, … along `dimension`; in other dimensions, operands of size 1 are expanded."""
 
     name = "concatenate"
@@ -306,9 +302,6 @@ class Concatenate(Operator):
             for role, size in parts.items()
         }
         return {RESULT: (*result[:dim], whole, *result[dim + 1 :]), **expanded}  # type: ignore[dict-item]
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _joint_layouts(node, given)
 
     def element_moves(self, node: Node, inputs: Tensors, result: torch.Tensor) -> list[ElementMove]:
         """Return a move per part; if the plan writes other parts in place, only of those named in `moved`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
@@ -28,7 +28,6 @@ from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
-from escalade.ops.squeeze_excite import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
 
 MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one block's shared memory
@@ -285,70 +284,45 @@ def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
 def fuse_squeeze_excite(graph: Graph, dtype: str) -> None:
     """Fuse every gate for which one launch is faster than three."""
     for pool in list(graph):
-        gate = _find(graph, pool)
-        problem = None if gate is None else _problem(gate, graph, dtype)
-        if gate is not None and problem is not None and one_launch_pays(problem):
-            graph.nodes[gate.excite.name] = gate.fused
-            for node in (gate.pool, gate.squeeze, *gate.reshapes):
+        chain = _gate(graph, pool)
+        fused = _fused_gate(graph, chain, dtype) if chain else None
+        if fused is not None:
+            graph.nodes[fused.name] = fused
+            for node in chain[:-1]:
                 del graph.nodes[node.name]
 
 
-@dataclass(frozen=True)
-class _Gate:
-    """Nodes of a gate, each the only reader of the previous one."""
-
-    pool: Node
-    squeeze: Node
-    excite: Node
-    reshapes: tuple[Node, ...]
-
-    @property
-    def fused(self) -> Node:
-        inputs: dict[str, str | None] = {"x": self.pool.inputs["x"]}
-        activations: dict[str, Any] = {}
-        for prefix, key, layer in (("", "hidden", self.squeeze), ("gate_", "gate", self.excite)):
-            inputs |= {f"{prefix}{role}": layer.inputs.get(role) for role in ("weight", "bias")}
-            activations[key] = activation_of(layer).text
-        fused = SqueezeExcite.instead_of(self.excite, inputs, **activations)
-        return replace(fused, source=joint_source(self.pool, self.squeeze, self.excite))
+def _gate(graph: Graph, pool: Node) -> list[Node]:
+    """Return the mean over an image, two layers and reshapes, each the only reader of the one before; empty if none."""
+    chain = [pool] if AdaptiveAvgPool2d.is_nhwc_mean(pool) else []
+    layers = 0
+    while chain and layers < 2:
+        reader = graph.only_user(chain[-1].name)
+        if reader is None or not (_is_layer(graph, reader) or Reshape.matches(reader)):
+            return []
+        layers += not Reshape.matches(reader)
+        chain.append(reader)
+    return chain
 
 
-def _problem(gate: _Gate, graph: Graph, dtype: str) -> SqueezeExciteProblem | None:
-    """Return the problem of a gate; None if the layers do not map the channels to themselves, or are too large."""
-    image = tuple(size for size in graph.shape_of(gate.pool.inputs["x"]) if isinstance(size, int))
-    down, up = (graph.constants[layer.inputs["weight"]].shape[:2] for layer in (gate.squeeze, gate.excite))
-    rows = {layer.shape[0] for layer in (gate.squeeze, gate.excite)}
+def _fused_gate(graph: Graph, chain: Sequence[Node], dtype: str) -> Node | None:
+    """Return one node for a gate; None if it does not map the channels to themselves, or three launches are faster."""
+    pool, squeeze, excite = (node for node in chain if not Reshape.matches(node))
+    image = tuple(size for size in graph.shape_of(pool.inputs["x"]) if isinstance(size, int))
+    down, up = (graph.constants[layer.inputs["weight"]].shape[:2] for layer in (squeeze, excite))
+    rows = {layer.shape[0] for layer in (squeeze, excite)}
     if down[1] != image[1] or (up[0], up[1]) != (down[1], down[0]) or rows != {image[0]}:
         return None
+    inputs: dict[str, str | None] = {"x": pool.inputs["x"]}
+    for prefix, layer in (("", squeeze), ("gate_", excite)):
+        inputs |= {f"{prefix}{role}": layer.inputs.get(role) for role in ("weight", "bias")}
+    hidden, gate = (activation_of(layer).text for layer in (squeeze, excite))
+    fused = SqueezeExcite.instead_of(excite, inputs, hidden=hidden, gate=gate)
     try:
-        return gate_problem(gate.fused, image, down[0], NAMES[STORAGE[dtype]])
-    except UnsupportedError:
+        problem = gate_problem(fused, image, down[0], NAMES[STORAGE[dtype]])
+    except UnsupportedError:  # its layers are too large
         return None
-
-
-def _find(graph: Graph, pool: Node) -> _Gate | None:
-    """Return the gate that starts with the mean over an image."""
-    if not AdaptiveAvgPool2d.is_nhwc_mean(pool):
-        return None
-    layers: list[Node] = []
-    reshapes: list[Node] = []
-    for node in _reader_chain(graph, pool):
-        if _is_layer(graph, node):
-            layers.append(node)
-        elif Reshape.matches(node):
-            reshapes.append(node)
-        else:
-            return None
-        if len(layers) == 2:
-            return _Gate(pool, layers[0], layers[1], tuple(reshapes))
-    return None
-
-
-def _reader_chain(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yield the only reader of a node, the only reader of that one, and so on."""
-    while (reader := graph.only_user(node.name)) is not None:
-        yield reader
-        node = reader
+    return replace(fused, source=joint_source(pool, squeeze, excite)) if one_launch_pays(problem) else None
 
 
 def _is_layer(graph: Graph, node: Node) -> bool:

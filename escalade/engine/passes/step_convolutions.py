@@ -20,6 +20,7 @@ from escalade.engine.nodes.conv2d import (
     Conv2dInputGradient,
     Conv2dWeightGradient,
     ConvTranspose2d,
+    bias_gradient,
     has_one_input,
 )
 from escalade.engine.nodes.pools import INDICES, MaxPool2d, MaxPool2dBackward
@@ -225,9 +226,7 @@ def _replace_weight_gradient(layer: Node, x: str, graph: Graph) -> None:
     """Compute the gradient of filters from that of the summed filters."""
     gradient = layer.inputs["gradient"]
     for side_output in side_outputs_of(layer, graph):
-        graph.nodes[side_output.name] = Reduce.instead_of(
-            side_output, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
-        )
+        graph.nodes[side_output.name] = bias_gradient(side_output, gradient)
     filters, channels, height, width = layer.shape
     small = Conv2dWeightGradient.node(
         f"{layer.name}_summed", {"x": gradient, "gradient": x},
