@@ -71,6 +71,11 @@ class Node:
         return [role for role, name in self.inputs.items() if name == value]
 
     @property
+    def calls(self) -> str:
+        """Name of the PyTorch operator that the node calls, without namespace and overload; empty for other nodes."""
+        return name_of(self.attributes["target"]) if self.op == ATEN else ""
+
+    @property
     def is_floating(self) -> bool:
         return getattr(torch, self.dtype).is_floating_point
 
@@ -353,6 +358,11 @@ def product(sizes: Sequence[Dimension]) -> Dimension:
 def joint_source(*nodes: Node) -> str:
     """Return the sources of nodes that are fused into one."""
     return ", ".join(dict.fromkeys(node.source for node in nodes if node.source))
+
+
+def name_of(target: str) -> str:
+    """Return an operator's name without namespace and overload: `add` for `aten::add.Tensor`."""
+    return target.removeprefix("aten::").split(".")[0]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -23,7 +23,6 @@ from escalade.engine.nodes.base import (
     activate,
     activation_of,
     match_aten,
-    name_of,
 )
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
@@ -125,7 +124,7 @@ class LayerNorm(_RowOperator):
             return None
         if parameters is None:
             return None
-        rms = name_of(node.attributes["target"]) == "rms_norm"
+        rms = node.calls == "rms_norm"
         epsilon = call("eps", torch.finfo(getattr(torch, node.dtype)).eps if rms else DEFAULT_EPSILON)
         inputs = {"x": call.value("input"), **parameters}
         return self.instead_of(node, inputs, epsilon=epsilon, rms=rms, relu=False)
@@ -203,7 +202,7 @@ class LayerNormBackward(Operator):
     @staticmethod
     def _epsilon(graph: Graph, rstd: str | None) -> float | None:
         norm = None if rstd is None else graph.nodes.get(rstd)
-        if norm is None or name_of(norm.attributes.get("target", "")) != "native_layer_norm":
+        if norm is None or norm.calls != "native_layer_norm":
             return None
         epsilon = AtenCall(norm)("eps")
         return epsilon if isinstance(epsilon, float) else None

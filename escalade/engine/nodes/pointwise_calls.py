@@ -15,7 +15,7 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from escalade.engine.graph.aten import bound_arguments
-from escalade.engine.nodes.base import name_of
+from escalade.engine.graph.graph import name_of
 from escalade.ops.expressions import FUNCTIONS, Expression
 
 Overload = torch._ops.OpOverload

@@ -10,7 +10,7 @@ import torch
 
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten, name_of
+from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten
 from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -65,7 +65,7 @@ class Pad2d(Operator):
 
     @match_aten("pad", *_PADDING_MODES)
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        mode = _PADDING_MODES.get(name_of(node.attributes["target"])) or call("mode", "constant")
+        mode = _PADDING_MODES.get(node.calls) or call("mode", "constant")
         matcher = partial(self._match_image, mode)
         is_sequence = len(node.shape) == 3 and len(call("pad") or call("padding")) == 2
         return (on_sequences(matcher, "self") if is_sequence else matcher)(node, call, graph)

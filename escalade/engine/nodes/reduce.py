@@ -19,7 +19,6 @@ from escalade.engine.nodes.base import (
     Tensors,
     activate,
     activation_of,
-    name_of,
 )
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
@@ -102,7 +101,7 @@ class Reduce(Operator):
 
     def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match a reduction by name; a mean over an image has matched as a pool before."""
-        name, x = name_of(node.attributes["target"]), call.value("self")
+        name, x = node.calls, call.value("self")
         if _is_loss(node) and x is not None and not node.shape:
             return self._match_loss(node, call, graph)
         result = node.attributes.get("result", 0)
@@ -165,7 +164,7 @@ class Reduce(Operator):
             and graph.dtype_of(x) == getattr(torch, node.dtype)
             and not call.converts(x, graph)
             and call.value("other") is None
-            and (node.attributes.get("result", 0) == 0 or name_of(node.attributes["target"]) in _SEVERAL)
+            and (node.attributes.get("result", 0) == 0 or node.calls in _SEVERAL)
         )
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

@@ -23,7 +23,6 @@ from escalade.engine.nodes.base import (
     Operator,
     Tensors,
     match_aten,
-    name_of,
 )
 from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered
 from escalade.engine.nodes.movement import SOURCES, lower_moves
@@ -117,7 +116,7 @@ class Permute(Operator):
         """Return the order of dimensions that PyTorch's operator gives its operand."""
         rank = len(node.shape)
         order = [*range(rank)]
-        match name_of(node.attributes["target"]).removesuffix("_"):
+        match node.calls.removesuffix("_"):
             case "permute":
                 return tuple(dim % rank for dim in call("dims", ()))
             case "t" | "numpy_T":
@@ -334,7 +333,7 @@ def _unexpanded(name: str, dim: int, graph: Graph) -> str:
     if number is not None and isinstance(length, int):
         sizes = [length if axis == dim else 1 for axis in range(len(shape))]
         return graph.add_constant(f"{name}_fill", torch.full(sizes, number, device=graph.device))
-    if name_of(node.attributes["target"]) not in ("expand", "expand_as", "broadcast_to"):
+    if node.calls not in ("expand", "expand_as", "broadcast_to"):
         return name
     source = node.inputs[node.attributes["arguments"]["self"].role]
     own = graph.shape_of(source)

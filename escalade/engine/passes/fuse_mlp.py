@@ -11,8 +11,7 @@ import torch
 
 from escalade.engine.graph.forms import NAMES, STORAGE
 from escalade.engine.graph.graph import Batch, Graph, Node, Reference, Shape, joint_source
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import activation_of, name_of
+from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.elementwise import Gelu
 from escalade.engine.nodes.linear import Linear
@@ -259,7 +258,7 @@ def _squared_difference(graph: Graph, mlp: Node) -> Node | None:
 
 def _is_squared_error(node: Node) -> bool:
     """Return True for `mse_loss` without reduction."""
-    if not Aten.matches(node) or name_of(node.attributes["target"]) != "mse_loss":
+    if node.calls != "mse_loss":
         return False
     reduction = node.attributes["arguments"].get("reduction", 1)
     return not isinstance(reduction, Reference) and reduction == 0

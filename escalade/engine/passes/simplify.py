@@ -11,8 +11,8 @@ import torch
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Graph, Node, map_leaves
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import Aten, is_random, unread_inputs
-from escalade.engine.nodes.base import AtenCall, name_of
+from escalade.engine.nodes.aten import is_random, unread_inputs
+from escalade.engine.nodes.base import AtenCall
 from escalade.engine.nodes.evaluate import compute
 
 MAX_GROWTH = 16  # elements of a folded constant per element of its origins; beyond, recomputing is cheaper
@@ -118,7 +118,7 @@ def drop_counters(graph: Graph, buffers: Mapping[int, str]) -> dict[int, int]:
 
 def _increment(node: Node) -> int | None:
     """Return the integer that a node adds to a counter; None if it does anything else."""
-    if not Aten.matches(node) or node.dtype != "int64" or name_of(node.attributes["target"]) != "add":
+    if node.calls != "add" or node.dtype != "int64":
         return None
     call = AtenCall(node)
     other = call("other")

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape, dtype_name
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import AtenCall, Operator, name_of
+from escalade.engine.nodes.base import AtenCall, Operator
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import Concatenate, Reshape, Slice, concatenated_values
@@ -94,7 +93,7 @@ def _stacked(graph: Graph, node: Node) -> tuple[list[str], int] | None:
             and graph.shape_of(part.inputs["x"]) == _drop_dim(node.shape, dim)
         ]
         return (items, dim) if len(items) == len(parts) else None
-    if not Aten.matches(node) or name_of(node.attributes["target"]) != "stack":
+    if node.calls != "stack":
         return None
     call = AtenCall(node)
     tensors, dim = call("tensors", ()), call("dim", 0)
@@ -192,9 +191,7 @@ def resolve_scatters(graph: Graph) -> None:
 
 def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
     """Return the write of a contiguous range that a node makes to a copy of a value."""
-    if not Aten.matches(node) or not node.is_floating:
-        return None
-    if name_of(node.attributes["target"]) != "slice_scatter":
+    if node.calls != "slice_scatter" or not node.is_floating:
         return None
     call = AtenCall(node)
     value, source, dimension = call.value("self"), call.value("src"), call("dim", 0)
