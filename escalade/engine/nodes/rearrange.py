@@ -11,7 +11,7 @@ import torch
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten
-from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
+from escalade.engine.nodes.lowering import Forms, Lowered, image_problem
 from escalade.engine.nodes.signature import (
     COUNT,
     FLAG,
@@ -166,15 +166,12 @@ class Shuffle(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
-        batch, channels, height, width = form.shape
         dtype = NAMES.get(form.dtype)
         if dtype not in DTYPES or not form.elements:
             return None
-        problem = problem_from(
-            ConvertProblem, node,
-            batch=batch, channels=channels, height=height, width=width, source=dtype, source_layout="nhwc",
-            dtype=dtype, layout="nhwc", stored_channels=forms.value(node.inputs["x"]).shape[1],
-        )  # fmt: skip
+        stored = forms.value(node.inputs["x"]).shape[1]
+        source = {"source": dtype, "source_layout": "nhwc", "stored_channels": stored}
+        problem = image_problem(ConvertProblem, node, form, dtype, layout="nhwc", **source)
         return Lowered(CONVERT, problem, pitches={"x": "stored_channels"})
 
 

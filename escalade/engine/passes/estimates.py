@@ -67,8 +67,10 @@ class Estimates:
         """
         try:
             lowered = operator_of(node).lower(node, forms)
-            problem = lowered and (lowered.with_pitches(pitches) if pitches else lowered.problem)
-            if lowered is None or problem is None:
+            if lowered is None:
+                return None
+            problem = lowered.with_pitches(pitches) if pitches else lowered.problem
+            if problem is None:
                 return None
             choice = self.choose(replace(lowered, problem=problem))
         except UnsupportedError:
