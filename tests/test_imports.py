@@ -71,7 +71,6 @@ LATE_MODULES = {
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
     "escalade.engine.capture.export": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.engine.capture.joint": "as AOTAutograd, it takes seconds to load",
-    "escalade.engine.capture.any_size": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.engine.capture.trace": "torch.export takes seconds to load, and most models are captured without it",
 }
 """Modules that import others of the package inside functions, and why."""

@@ -19,8 +19,8 @@ from escalade.commands.progress import status
 from escalade.commands.selection import check_names
 from escalade.device.precompilation import build_for_twin
 from escalade.engine import training_step
-from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.comparison import copy_inputs
+from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.any_size import AnySize
+from escalade.engine.capture.export import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
 from escalade.engine.graph.graph import Graph

@@ -11,8 +11,8 @@ import torch
 
 from escalade.device.precompilation import warm_up_compilers
 from escalade.device.strides import empty, layout_of
-from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.example_inputs import ExampleInputs, has_batch_dimension, require_module
+from escalade.engine.capture.export import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
@@ -21,8 +21,7 @@ from escalade.engine.networks import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
-from escalade.engine.passes.calibrate import histograms, transfer_ranges
-from escalade.engine.passes.histograms import METHODS
+from escalade.engine.passes.calibrate import METHODS, histograms, transfer_ranges
 from escalade.engine.passes.quantize import is_kept
 from escalade.engine.programs import ModelFile, module_of, of_program, read_model
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device

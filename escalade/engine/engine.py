@@ -32,7 +32,7 @@ from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
 from escalade.engine.networks import GraphProvider, Shapes, format_call, format_shape
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import PlanProgram

@@ -34,8 +34,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.networks import GraphProvider, Network, Networks
 from escalade.engine.nodes.evaluate import own_arithmetic
-from escalade.engine.passes import for_batch
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel, for_batch
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import PlanKernels, avoid_failed, compile_plans
 from escalade.engine.plan.plan import Plan

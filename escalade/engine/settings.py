@@ -10,7 +10,7 @@ import torch
 from escalade import parsing
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.constants import check_finite_weights
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import QUANTIZED

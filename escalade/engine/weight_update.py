@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from escalade.engine.cached_plan import CachedPlan
-from escalade.engine.capture.any_size import AnySize
+from escalade.engine.capture.export import AnySize
 from escalade.engine.capture.model_copy import unwrapped
-from escalade.engine.capture.weight_values import named_tensors
+from escalade.engine.capture.weights import named_tensors
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.networks import Network
 from escalade.engine.plan.constants import ConstantCache, check_finite_weights, equal_bits, write_tensor

@@ -22,7 +22,7 @@ from escalade.device.timing import CallSampler, interleave
 from escalade.engine.comparison import time_plan, time_steps
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import EscaladeError
 from escalade_bench.ladder import free

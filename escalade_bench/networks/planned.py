@@ -11,7 +11,7 @@ from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, Floor, explain_plan
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade_bench.measure.currency import Made
 from escalade_bench.networks.workload import Setting
 from escalade_bench.peers.network import FORMATS

@@ -15,7 +15,7 @@ from escalade import models
 from escalade.engine import Engine, compile
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
 from escalade.models.vgg import VGG

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import compile
-from escalade.engine.capture.any_size import AnySize
-from escalade.engine.capture.export import capture
+from escalade.engine.capture.export import AnySize, capture
 from escalade.engine.engine import Engine
 from escalade.engine.plan_cache import PlanCache
 from escalade.errors import UnsupportedError

@@ -83,7 +83,7 @@ def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
     x = torch.randn(2, 3, 7, 7)
     together, apart = Engine(graph, dtype, "twin"), Engine(graph, dtype, "twin")
     rungs = [step.rung for step in together.explain(x).steps]
-    rule = sys.modules["escalade.engine.passes.fuse_pooled_linear"]
+    rule = sys.modules["escalade.engine.passes.fuse_pools"]
     monkeypatch.setattr(rule, "one_launch_pays", lambda problem: False)
     assert len(apart.explain(x).steps) == len(rungs) + 2  # the mean, and the flattening
     assert rungs[-1] == "pooled"

@@ -57,8 +57,8 @@ def _problem(numbers: random.Random, operation: Operation[Any]) -> Any:
     height, width = numbers.choice(KERNELS)
     step = numbers.choice((1, 1, 1, 2))
     forward = Conv2dProblem(
-        numbers.randint(1, 3), channels, numbers.randint(height, 20), numbers.randint(width, 20), filters, height, width,
-        (step, step), numbers.choice(((0, 0), (height // 2, width // 2))),
+        numbers.randint(1, 3), channels, numbers.randint(height, 20), numbers.randint(width, 20), filters, height,
+        width, (step, step), numbers.choice(((0, 0), (height // 2, width // 2))),
         dtype=numbers.choice(operation.dtypes), layout=numbers.choice(("nhwc", "nhwc", "nchw")), groups=groups,
     )  # fmt: skip
     if operation.name == "conv2d":

@@ -6,16 +6,19 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 from torch import nn
 from torch._functorch import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from escalade.engine.capture.muted_logs import muted
 
@@ -134,3 +137,42 @@ def _flattened(joint: torch.fx.GraphModule, *arguments: Any) -> torch.fx.GraphMo
     graph.set_codegen(torch.fx.graph.CodeGen())
     joint.recompile()
     return joint
+
+
+def trace_factors(model: nn.Module) -> None:
+    """Replace `forward` of the BatchNorm modules that average cumulatively, in a copy of the caller's model.
+
+    With `momentum=None` PyTorch computes the averaging factor, 1 / num_batches_tracked, on the host. A plan is fixed
+    before the count is known, so the plan itself has to compute the factor from the buffer, as a tensor.
+
+    Modules with a custom `forward`, and those that do not update statistics, are skipped.
+    """
+    for module in model.modules():
+        if (
+            isinstance(module, _BatchNorm)
+            and type(module).forward is _BatchNorm.forward
+            and "forward" not in vars(module)
+            and module.momentum is None
+            and module.training
+            and module.track_running_stats
+            and module.num_batches_tracked is not None
+            and module.running_mean is not None
+            and module.running_var is not None
+        ):
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """Compute the same as `_BatchNorm.forward`."""
+    module._check_input_dim(x)
+    mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
+    assert mean is not None and variance is not None and count is not None
+    count.add_(1)
+    new_mean, new_variance = (torch.zeros_like(value, dtype=torch.float32) for value in (mean, variance))
+    # Momentum 1 replaces the zeros with the statistics of this batch.
+    y = F.batch_norm(x, new_mean, new_variance, module.weight, module.bias, True, 1.0, module.eps)
+    with torch.no_grad():
+        factor = 1.0 / count.to(torch.float32)
+        for value, new in ((mean, new_mean), (variance, new_variance)):
+            value.copy_(value.float() * (1 - factor) + new * factor)
+    return y

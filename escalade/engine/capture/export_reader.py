@@ -1,17 +1,21 @@
-"""Conversion of a `torch.export` program into a graph."""
+"""Conversion of a `torch.export` program into a graph: its mode blocks, its symbolic sizes and the guards on them."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import sympy
 import torch
+import torch.fx
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from escalade.engine.capture.example_inputs import ExampleInputs, InputNames
-from escalade.engine.capture.inline_modes import inline_mode_blocks
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import (
     CaptureError,
@@ -21,11 +25,101 @@ from escalade.engine.capture.reader import (
     note_input_writes,
     reject_foreign_side_effects,
 )
-from escalade.engine.capture.shape_guards import ShapeGuards, Sizes
-from escalade.engine.capture.weight_writes import check_weight_writes, state_change_message
+from escalade.engine.capture.weights import check_weight_writes, state_change_message
+from escalade.engine.graph.aten import bound_arguments, updates_statistics
 from escalade.engine.graph.graph import Batch, Dimension, Graph, Input, dtype_name
 from escalade.engine.graph.trees import flatten
 from escalade.errors import EscaladeError
+
+Sizes = Mapping[sympy.Symbol, int]
+_EXPORT_MINIMUM = 2  # torch.export specializes sizes 0 and 1, so every symbol's range starts here
+
+
+class ShapeGuards:
+    """Ranges of a program's symbols, and the guards on them that held for the example."""
+
+    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+        self._ranges: dict[Any, Any] = {}
+        self._guards: list[Any] = []
+        modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in exported.graph.nodes)
+        for env in {mode.shape_env for mode in modes if mode is not None and mode.shape_env is not None}:
+            self._ranges |= env.var_to_range
+            self._guards += [env.replace(guard.expr) for guard in env.guards]
+        self._ranges |= exported.range_constraints
+
+    def hold_for(self, sizes: Sizes) -> bool:
+        """Return True if the program is valid with these sizes for its symbols."""
+        in_range = all(size in self._range(symbol) for symbol, size in sizes.items())
+        return in_range and all(guard == sympy.true for guard in self._substituted(sizes))
+
+    def batch_range(self, symbol: sympy.Symbol, example: int, sizes: Sizes) -> tuple[int, int | None]:
+        """Return the smallest and the largest valid batch size (None: unbounded), given sizes for the other symbols."""
+        known = self._range(symbol)
+        guards = [guard for guard in self._substituted(sizes) if guard != sympy.true]
+        spans = [(known.lower, known.upper), (example, known.upper), (known.lower, example)]
+        least, most = next((span for span in spans if _hold_on(guards, symbol, span)), (example, example))
+        if least == _EXPORT_MINIMUM and _hold_on(guards, symbol, (1, 1)):
+            least = 1
+        return int(least), None if most == int_oo else int(most)
+
+    def _range(self, symbol: sympy.Symbol) -> Any:
+        return self._ranges.get(symbol, ValueRanges(_EXPORT_MINIMUM, int_oo))
+
+    def _substituted(self, sizes: Sizes) -> list[Any]:
+        numbers = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+        return [guard.xreplace(numbers) for guard in self._guards]
+
+
+def _hold_on(guards: list[Any], symbol: sympy.Symbol, span: tuple[Any, Any]) -> bool:
+    """Return True if all guards provably hold on the whole span; undecidable guards count as false."""
+    return all(bound_sympy(guard, {symbol: ValueRanges(*span)}).lower == sympy.true for guard in guards)
+
+
+_MODE_OPERATORS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+
+
+def inline_mode_blocks(module: torch.fx.GraphModule) -> torch.fx.Graph:
+    """Return the module's graph with all blocks under a mode, such as autocast, inlined, including nested ones.
+
+    The mode is dropped: a plan has its own precision and no gradients.
+    """
+    graph = torch.fx.Graph()
+    copied: dict[torch.fx.Node, Any] = {}
+    graph.output(_copy(module, copied, graph))
+    return graph
+
+
+def _copy(module: torch.fx.GraphModule, copied: dict[torch.fx.Node, Any], into: torch.fx.Graph) -> Any:
+    """Copy all nodes that are not in `copied` yet, and return the module's result."""
+    for node in module.graph.nodes:
+        if node in copied:
+            continue
+        if node.op == "output":
+            return _map(node.args[0], copied)
+        if _is_block(node):
+            inner = next(argument for argument in node.args if _is_module(argument))
+            arguments = node.args[node.args.index(inner) + 1 :]
+            block = getattr(module, inner.target)
+            placeholders = [inner_node for inner_node in block.graph.nodes if inner_node.op == "placeholder"]
+            bound = dict(zip(placeholders, (_map(argument, copied) for argument in arguments), strict=True))
+            copied[node] = _copy(block, bound, into)
+        elif node.target is operator.getitem and isinstance(copied.get(node.args[0]), tuple | list):
+            copied[node] = copied[node.args[0]][node.args[1]]
+        elif not (_is_module(node) and all(map(_is_block, node.users))):
+            copied[node] = into.node_copy(node, lambda old: copied[old])
+    return None
+
+
+def _map(argument: Any, copied: Mapping[torch.fx.Node, Any]) -> Any:
+    return torch.fx.map_arg(argument, lambda node: copied[node])
+
+
+def _is_block(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() in _MODE_OPERATORS
+
+
+def _is_module(argument: Any) -> bool:
+    return isinstance(argument, torch.fx.Node) and argument.op == "get_attr"
 
 
 class BatchNotSymbolic(EscaladeError):
@@ -162,12 +256,9 @@ class ExportReader(FxReader):
     def _check_call(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
         signature = self._exported.graph_signature
         own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        names = [argument.name for argument in target._schema.arguments]
-        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-        # Normalizations update running statistics in training mode, although their schemas declare no mutation.
-        trains = bound.get("training") or bound.get("use_input_stats")
+        bound = bound_arguments(target, call.args, call.kwargs)
         statistics = bound.get("running_mean")
-        if trains and isinstance(statistics, torch.fx.Node):
+        if updates_statistics(bound) and isinstance(statistics, torch.fx.Node):
             raise CaptureError(state_change_message(own.get(statistics.name, statistics.name)))
 
     def _source(self, call: torch.fx.Node) -> str:

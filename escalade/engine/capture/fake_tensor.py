@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade.engine.capture.meta_rules import meta_result
 from escalade.engine.capture.reader import mutates
-from escalade.engine.graph.aten import is_random_call
+from escalade.engine.graph.aten import is_random_call, updates_statistics
 from escalade.errors import EscaladeError
 
 
@@ -250,8 +250,7 @@ class CallRecorder(TorchDispatchMode):
         if not all(isinstance(tensor, TraceTensor) for tensor in tensors):
             raise NotTraceable("a tensor from outside the model")
         bound = _bound(function, arguments, keywords)
-        trains = bound.get("training") or bound.get("use_input_stats")
-        if trains and bound.get("running_mean") is not None:
+        if updates_statistics(bound):
             raise NotTraceable(f"{function} updates running statistics")
         if function.overloadpacket.__name__ in _PARTIAL_OPERATORS and tensors and self._batch > 1:
             dimension = bound.get("dim")

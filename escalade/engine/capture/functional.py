@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from escalade.engine.capture.reader import CaptureError, FxReader
+from escalade.engine.graph.aten import bound_arguments
+from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 
 _ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
@@ -112,8 +115,7 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
     is_view = node.target is torch.ops.aten.as_strided.default
     if not is_view and node.target is not torch.ops.aten.as_strided_scatter.default:
         return None
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    bound: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    bound = bound_arguments(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     whole, part = bound["self"].meta["val"], node.meta["val"] if is_view else bound["src"].meta["val"]
     if whole.numel() != part.numel() or bound.get("storage_offset") or whole.storage_offset():
         return None
@@ -148,3 +150,69 @@ def keep_operators_whole() -> Iterator[None]:
             overload.py_kernels[key] = kernel
         for overload in overloads:
             overload._dispatch_cache.clear()
+
+
+@dataclass(frozen=True)
+class PassedThrough:
+    """A result that is the input with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """A result that is the graph's output with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class AotGraph:
+    """A graph for inputs of fixed shapes, and the results that are built from its outputs."""
+
+    graph: Graph
+    results: tuple[PassedThrough | GraphResult | int | float | bool | None, ...]
+    layouts: dict[str, str]
+    """Layout in PyTorch of each 4-D output."""
+
+
+class _ShapeInterpreter(torch.fx.Interpreter):
+    """Re-runs a module on fake tensors so that node metadata has numbers for symbolic sizes."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        n.meta["val"] = super().run_node(n)
+        return n.meta["val"]
+
+
+def capture_aot_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> AotGraph:
+    """Capture a module of AOTAutograd for inputs of the same shapes and the same numbers as these."""
+    module_copy = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [
+        mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
+        for value in inputs
+    ]
+    with torch.no_grad(), mode:
+        _ShapeInterpreter(module_copy).run(*fakes)
+    reader = FunctionalReader(module_copy, "this part of the model")
+    placeholders = {node: index for index, node in enumerate(module_copy.graph.find_nodes(op="placeholder"))}
+    graph = reader.read([f"input_{index}" for index in placeholders.values()], [""] * len(placeholders))
+    outputs: dict[torch.fx.Node, int] = {}
+    results: list[PassedThrough | GraphResult | int | float | bool | None] = []
+    for result in reader.results:
+        value = result.meta.get("val") if isinstance(result, torch.fx.Node) else result
+        if value is None or isinstance(value, int | float):
+            results.append(value)
+        elif not isinstance(value, torch.Tensor):
+            raise CaptureError(f"a part of the model returns {type(value).__name__}; a plan returns tensors")
+        elif result in placeholders:
+            results.append(PassedThrough(placeholders[result]))
+        else:
+            results.append(GraphResult(outputs.setdefault(result, len(outputs))))
+    reader.set_outputs(graph, list(outputs))
+    layouts = {
+        output: InputFormat.of(node.meta["val"]).layout
+        for output, node in zip(graph.outputs, outputs, strict=True)
+        if node.meta["val"].dim() == 4
+    }
+    return AotGraph(graph, tuple(results), layouts)

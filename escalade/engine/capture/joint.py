@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from escalade.engine.capture.cumulative_average import trace_factors
 from escalade.engine.capture.example_inputs import require_module
 from escalade.engine.capture.functional import FunctionalReader, keep_operators_whole
 from escalade.engine.capture.global_state import preserve_global_state
@@ -95,7 +94,7 @@ def capture_step(
     """
     require_module(model)
 
-    from escalade.engine.capture.export_context import export_context
+    from escalade.engine.capture.export_context import export_context, trace_factors
 
     def run() -> Joint:
         with preserve_global_state(model, autocast=False) as global_state, export_context():
@@ -405,18 +404,13 @@ class _JointReader(FunctionalReader):
         trained = [name for own, name in step.parameter_names.items() if getattr(step, own).requires_grad]
         changed = self._changed()
         results = self.results
-        new, gradients = results[: len(changed)], results[len(results) - len(trained) :]
-        losses = results[len(changed) : len(results) - len(trained)]
+        first_gradient = len(results) - len(trained)
+        losses = range(len(changed), first_gradient)
         if len(losses) != 1 + step.scaled + step.parts:
             raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
-        self.set_outputs(graph, [losses[step.scaled], *gradients, *new, *losses[1 + step.scaled :]])
-        order = [*range(len(results))]
-        chosen = (
-            order[len(changed) + step.scaled],
-            *order[len(results) - len(trained) :],
-            *order[: len(changed)],
-            *order[len(changed) + step.scaled + 1 : len(results) - len(trained)],
-        )
+        gradients, new = range(first_gradient, len(results)), range(len(changed))
+        chosen = (losses[step.scaled], *gradients, *new, *losses[1 + step.scaled :])
+        self.set_outputs(graph, [results[index] for index in chosen])
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
         constants = tuple(self.constants)
         return Joint(

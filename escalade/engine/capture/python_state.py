@@ -26,7 +26,8 @@ from escalade.engine.capture.example_inputs import ExampleInputs
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel, slot_names
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.weight_values import WeightValues
+from escalade.engine.capture.weights import WeightValues
+from escalade.engine.graph.aten import bound_arguments, written_arguments
 from escalade.engine.graph.trees import flatten
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.CodeType, torch.dtype,
@@ -35,7 +36,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleT
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 """Compared by their items, not by id: `torch.export` replaces some by copies."""
 _WEIGHT_DICTS = ("_parameters", "_buffers")
-"""Attributes with a module's weights; `weight_writes` checks what is written to them."""
+"""Attributes with a module's weights; `weights` checks what is written to them."""
 _HOOKS = (dict, collections.OrderedDict)
 _MAX_VALUES = 1 << 17  # values that are compared per model; with more, the model runs twice
 
@@ -237,7 +238,7 @@ def _is_repeatable(original: OriginalModel, example: ExampleInputs) -> bool:
                 tensors, structure = flatten(model(*arguments, **keywords))
             returned.append((list(map(expressions.of, tensors)), structure))
             expressions.end_call()
-            for held, before in weights:  # `weight_writes` checks what is written to them
+            for held, before in weights:  # `weights` checks what is written to them
                 held.clear()
                 held.update(before)
     return bool(returned[0] == returned[1])
@@ -287,24 +288,15 @@ class _Expressions(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = _tensors(leaves)
         keys = tuple(self.of(leaf) if isinstance(leaf, torch.Tensor) else _repr_key(leaf) for leaf in leaves)
         key = (str(function), keys, str(structure))
         changing = any(self._by_storage[_storage(tensor)] in self._changing for tensor in tensors)
         changing |= torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         result = function(*args, **kwargs)
-        written = [
-            value
-            for argument, value in _bound(function, args, kwargs)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        for index, tensor in enumerate(
-            leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)
-        ):
+        for index, tensor in enumerate(_tensors(_written(function, args, kwargs))):
             self._set(tensor, self._id(("written", index, key)), changing)
-        for index, tensor in enumerate(
-            leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
-        ):
+        for index, tensor in enumerate(_tensors(result)):
             if _storage(tensor) not in self._by_storage:  # neither a view nor in place
                 self._set(tensor, self._id((index, key)), changing)
         return result
@@ -319,15 +311,16 @@ class _Expressions(TorchDispatchMode):
             self._changing.add(expression)
 
 
-def _bound(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    schema = getattr(function, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    for index, argument in enumerate(schema.arguments):
-        if index < len(args):
-            yield argument, args[index]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that a call writes to."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return []
+    bound = bound_arguments(function, args, kwargs)
+    return [bound[name] for name in written_arguments(function) if name in bound]
 
 
 def _storage(tensor: torch.Tensor) -> int:

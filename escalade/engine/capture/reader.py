@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from escalade.engine.capture.model_copy import OriginalModel
-from escalade.engine.graph.aten import memory_order, side_effect, takes_any_layout
+from escalade.engine.graph.aten import bound_arguments, memory_order, side_effect, takes_any_layout
 from escalade.engine.graph.graph import (
     ATEN,
     ORDERS,
@@ -120,8 +120,7 @@ class FxReader:
             tensors[role] = meta
             return Reference(role)
 
-        names = [argument.name for argument in target._schema.arguments]
-        bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        bound = bound_arguments(target, call.args, call.kwargs)
         attributes = {"target": target.name(), "arguments": map_leaves(leaf, bound)}
         if graph.typed:
             attributes |= _layouts(target, tensors, value)

@@ -21,12 +21,11 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.example_inputs import ExampleInputs, InputNames, has_batch_dimension
 from escalade.engine.capture.export_context import export_context, quiet_in_this_thread
-from escalade.engine.capture.export_reader import BatchNotSymbolic, ExportReader
+from escalade.engine.capture.export_reader import BatchNotSymbolic, ExportReader, ShapeGuards, Sizes
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.python_state import StateWatch
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.shape_guards import ShapeGuards, Sizes
-from escalade.engine.capture.weight_values import WeightValues, answer_weight_queries
+from escalade.engine.capture.weights import WeightValues, answer_weight_queries
 from escalade.engine.graph import trees
 from escalade.engine.graph.graph import Batch, Graph, fixed_shape
 from escalade.engine.graph.trees import TreeError, flatten, open_dataclasses

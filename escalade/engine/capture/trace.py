@@ -153,13 +153,13 @@ def _run_traced(original: OriginalModel, example: ExampleInputs, batch: int, max
         input_names = example.names(model)
         arguments, keywords = example.call(list(map(trace_input, example.tensors, input_names.tensors)))
         weights_before = _weight_ids(model)
-        with _track_modules(model, recorder):
-            # One run is enough: the others make the same calls.
-            watch = StateWatch(original, model, global_state.find_change) if batch == 1 else None
-            with recorder, QueryGuard(batch), _exporting_flags():
-                results = model(*arguments, **keywords)
-            if watch is not None:
-                watch.record_change()
+        _track_modules(model, recorder)
+        # One run is enough: the others make the same calls.
+        watch = StateWatch(original, model, global_state.find_change) if batch == 1 else None
+        with recorder, QueryGuard(batch), _exporting_flags():
+            results = model(*arguments, **keywords)
+        if watch is not None:
+            watch.record_change()
         if weights_before != _weight_ids(model):
             raise NotTraceable("the model changes its own tensors")
     if any(isinstance(leaf, BatchCount) for leaf in pytree.tree_leaves(results)):
@@ -181,8 +181,7 @@ def _weight_ids(model: torch.nn.Module) -> list[int]:
     ]
 
 
-@contextmanager
-def _track_modules(model: torch.nn.Module, recorder: CallRecorder) -> Iterator[None]:
+def _track_modules(model: torch.nn.Module, recorder: CallRecorder) -> None:
     """Record calls with the path of the module that makes them."""
 
     def enter(name: str) -> Any:
@@ -194,7 +193,6 @@ def _track_modules(model: torch.nn.Module, recorder: CallRecorder) -> Iterator[N
     for name, module in model.named_modules():
         module.register_forward_pre_hook(enter(name), prepend=True)
         module.register_forward_hook(leave, always_call=True)
-    yield
 
 
 @contextmanager

@@ -78,25 +78,46 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
         return "is none of the operators that Escalade knows to be pure"
     if any(argument.is_out for argument in schema.arguments):
         return "writes to one of its arguments"
-    written = [
-        argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write
-    ]
-    if in_place and not (name.endswith("_") and written == [schema.arguments[0].name] == ["self"]):
+    if in_place and not (
+        name.endswith("_") and written_arguments(operator) == [schema.arguments[0].name] == ["self"]
+    ):
         return "writes to one of its arguments"
     if in_place and not isinstance(arguments.get("self"), Reference):
         return "writes to something else than a tensor"
-    if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
+    if not _returns_tensors(operator):
         return "returns something else than tensors"
     if is_random_call(operator, arguments):
         return "draws random numbers"
-    is_training = arguments.get("training") or arguments.get("use_input_stats")
-    if (
-        is_training and arguments.get("running_mean") is not None
-    ):  # a mutation that the schema does not declare
+    if updates_statistics(arguments):
         return "updates running statistics"
     if arguments.get("pin_memory") or arguments.get("generator") is not None:
         return "has a pin_memory or generator argument"
     return None
+
+
+def bound_arguments(
+    operator: torch._ops.OpOverload, positional: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, without defaults."""
+    names = [argument.name for argument in operator._schema.arguments]
+    return dict(zip(names, positional, strict=False)) | dict(keywords)
+
+
+def written_arguments(operator: torch._ops.OpOverload) -> list[str]:
+    """Return the names of the arguments that an operator writes to."""
+    arguments = operator._schema.arguments
+    return [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+
+
+def updates_statistics(arguments: Mapping[str, Any]) -> bool:
+    """Return True for a normalization that updates running statistics, a mutation that its schema does not declare."""
+    is_training = arguments.get("training") or arguments.get("use_input_stats")
+    return bool(is_training) and arguments.get("running_mean") is not None
+
+
+def _returns_tensors(operator: torch._ops.OpOverload) -> bool:
+    returns = operator._schema.returns
+    return bool(returns) and all(str(result.type) in _TENSORS for result in returns)
 
 
 def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
@@ -139,12 +160,9 @@ def to_memory_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.
 
 def side_effect(operator: torch._ops.OpOverload) -> str | None:
     """Describe why an engine cannot run an operator of another library; None if it can."""
-    schema = operator._schema
-    if schema.is_mutable:
+    if operator._schema.is_mutable:
         return "writes to one of its arguments"
-    if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
-        return "returns something else than tensors"
-    return None
+    return None if _returns_tensors(operator) else "returns something else than tensors"
 
 
 @cache

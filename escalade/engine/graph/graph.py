@@ -66,6 +66,15 @@ class Node:
     def with_attributes(self, **changed: Any) -> Node:
         return replace(self, attributes={**self.attributes, **changed})
 
+    def roles_of(self, value: str) -> list[str]:
+        """Return the roles in which the node reads a value."""
+        return [role for role, name in self.inputs.items() if name == value]
+
+    @property
+    def calls(self) -> str:
+        """Name of the PyTorch operator that the node calls, without namespace and overload; empty for other nodes."""
+        return name_of(self.attributes["target"]) if self.op == ATEN else ""
+
     @property
     def is_floating(self) -> bool:
         return getattr(torch, self.dtype).is_floating_point
@@ -262,6 +271,10 @@ class Graph:
         self.constants[name] = tensor
         return name
 
+    def add_constants(self, owner: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Add constants of a node, and return their names by role."""
+        return {role: self.add_constant(f"{owner}_{role}", tensor) for role, tensor in tensors.items()}
+
     def derive_constant(self, name: str, source: str, derive: DeriveConstant) -> str:
         """Add a constant computed from another one, and record how, for when the weights are replaced."""
         made = self.add_constant(name, derive(self.constants[source]))
@@ -286,6 +299,15 @@ class Graph:
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node
+
+    def add(self, node: Node, before: str | None = None) -> str:
+        """Add a node under an unused name, last or in front of another one; return the name."""
+        named = replace(node, name=self.fresh(node.name))
+        if before is None:
+            self.append(named)
+        else:
+            self.insert_before(before, named)
+        return named.name
 
     def remove_dead_code(self) -> None:
         """Remove nodes and constants that no output depends on."""
@@ -336,6 +358,11 @@ def product(sizes: Sequence[Dimension]) -> Dimension:
 def joint_source(*nodes: Node) -> str:
     """Return the sources of nodes that are fused into one."""
     return ", ".join(dict.fromkeys(node.source for node in nodes if node.source))
+
+
+def name_of(target: str) -> str:
+    """Return an operator's name without namespace and overload: `add` for `aten::add.Tensor`."""
+    return target.removeprefix("aten::").split(".")[0]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

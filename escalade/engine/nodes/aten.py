@@ -19,7 +19,7 @@ from escalade.engine.graph.aten import (
     to_memory_order,
 )
 from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Graph, Node, Reference, map_leaves
-from escalade.engine.nodes.base import AtenCall, Layouts, Match, Matcher, Operator, Tensors, name_of
+from escalade.engine.nodes.base import AtenCall, Layouts, Match, Matcher, Operator, Tensors
 from escalade.engine.nodes.lowering import NHWC, OWN, ElementMove
 from escalade.engine.nodes.movement import ATEN_MOVES
 from escalade.errors import EscaladeError
@@ -47,7 +47,7 @@ class Aten(Operator):
     def element_moves(
         self, node: Node, inputs: Tensors, result: torch.Tensor
     ) -> Sequence[ElementMove] | None:
-        moves = ATEN_MOVES.get(name_of(node.attributes["target"]))
+        moves = ATEN_MOVES.get(node.calls)
         if moves is None:
             return super().element_moves(node, inputs, result)
 
@@ -59,7 +59,7 @@ class Aten(Operator):
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:
         """Return filters of images in NHWC, or cuDNN converts them in each call; other constants in their dtype."""
         forms = dict.fromkeys(node.inputs, OWN)
-        is_convolution = "conv" in name_of(node.attributes["target"]) and len(node.shape) == 4
+        is_convolution = "conv" in node.calls and len(node.shape) == 4
         weight = node.attributes["arguments"].get("weight")
         if is_convolution and isinstance(weight, Reference) and node.dtype != "float64":
             forms[weight.role] = NHWC
@@ -89,7 +89,7 @@ def is_random(node: Node) -> bool:
 
 def unread_inputs(node: Node) -> frozenset[str]:
     """Return the roles of inputs of which only dtype and shape matter."""
-    if not Aten.matches(node) or name_of(node.attributes["target"]) not in _FACTORIES:
+    if node.calls not in _FACTORIES:
         return frozenset()
     model = node.attributes["arguments"].get("self")
     return frozenset((model.role,)) if isinstance(model, Reference) else frozenset()
@@ -100,7 +100,7 @@ def fill_value(value: str, graph: Graph) -> float | None:
     node = graph.nodes.get(value)
     if node is None or not Aten.matches(node) or not node.is_floating:
         return None
-    name = name_of(node.attributes["target"])
+    name = node.calls
     fill = node.attributes["arguments"].get(_FILL_ARGUMENTS.get(name, ""), _FILL_VALUES.get(name))
     return float(fill) if type(fill) in (int, float) else None
 
@@ -213,7 +213,7 @@ def keeps_dtype(node: Node, x: str, graph: Graph) -> bool:
 
 def is_rounding(node: Node, graph: Graph) -> bool:
     """Return True if a call of an untyped graph rounds wider floating values to 16 bits, and does nothing else."""
-    if graph.typed or node.op != ATEN or name_of(node.attributes["target"]) not in ("to", "_to_copy"):
+    if graph.typed or node.calls not in ("to", "_to_copy"):
         return False
     operand = node.attributes["arguments"].get("self")
     source = graph.dtype_of(node.inputs[operand.role]) if isinstance(operand, Reference) else None

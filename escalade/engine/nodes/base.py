@@ -64,11 +64,6 @@ class AtenCall:
         return wanted is not None and wanted is not graph.dtype_of(x)
 
 
-def name_of(target: str) -> str:
-    """Return an operator's name without namespace and overload: `add` for `aten::add.Tensor`."""
-    return target.removeprefix("aten::").split(".")[0]
-
-
 @dataclass(frozen=True)
 class MatchRule:
     """PyTorch operator that a method of a graph operator matches."""

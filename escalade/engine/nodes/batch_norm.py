@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from escalade.engine.nodes.base import (
     activate,
     match_aten,
 )
-from escalade.engine.nodes.lowering import FP32, Forms, Lowered, problem_from
+from escalade.engine.nodes.lowering import FP32, Forms, Lowered, image_problem, problem_from
 from escalade.engine.nodes.side_outputs import match_side_output
 from escalade.engine.nodes.signature import (
     EPSILON,
@@ -103,13 +102,7 @@ class BatchNorm(Operator):
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
-        batch, channels, *pixels = form.shape
-        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
-        problem = problem_from(
-            BatchNormProblem, node,
-            batch=batch, channels=channels, height=height, width=width, dtype=forms.stored,
-            layout="nhwc" if form.layout == "nhwc" else "nchw",
-        )  # fmt: skip
+        problem = image_problem(BatchNormProblem, node, form, forms.stored)
         return Lowered(BATCH_NORM, problem, dict.fromkeys(STATISTICS, FP32), "x")
 
 

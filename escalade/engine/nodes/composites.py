@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.aten import resolve_operator
-from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape, map_leaves, product
-from escalade.engine.nodes.base import AtenCall, Match, Matcher, name_of
+from escalade.engine.graph.graph import Graph, Node, Reference, Shape, map_leaves, product
+from escalade.engine.nodes.base import AtenCall, Match, Matcher
 from escalade.engine.nodes.movement import ATEN_MOVES
 from escalade.engine.nodes.views import Reshape
 from escalade.errors import EscaladeError
@@ -70,7 +70,7 @@ class Calls:
         made = self._capture(call, operator, self.graph)
         if isinstance(made, str):
             return made
-        _require(made.op != ATEN or name_of(made.attributes["target"]) in ATEN_MOVES)
+        _require(made.calls in ("", *ATEN_MOVES))
         self.graph.append(made)
         return made.name
 
@@ -130,7 +130,7 @@ def _norm(calls: Calls) -> str:
     x, shape = calls.value("self")
     dim, order = calls.given("dim"), calls.given("ord")
     dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
-    is_matrix = name_of(calls.node.attributes["target"]) == "linalg_matrix_norm"
+    is_matrix = calls.node.calls == "linalg_matrix_norm"
     if is_matrix:
         order, dims = order or "fro", dims or (-2, -1)
     _require(order in (None, "fro") or (len(dims) == 1 and isinstance(order, int | float)))

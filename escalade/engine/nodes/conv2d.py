@@ -58,7 +58,18 @@ BIAS_DIMS = (0, 2, 3)
 _SEQUENCE = ("input", "weight")
 
 
-class Conv2d(Operator):
+class _Filters(Operator):
+    """A layer on images with filters, in NHWC unless a pass chooses another layout for a node."""
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        layout = node.attributes.get("layout", "nhwc")
+        return Layouts(layout, layout)
+
+    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
+        return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
+
+
+class Conv2d(_Filters):
     """y = conv(x, weight) + bias [+ conv(shortcut, shortcut_weight)] [+ residual], then ReLU or another expression.
 
     Passes also fuse a prologue of x, and a max pool of the result with its argmax indices as a side output. In a
@@ -107,15 +118,9 @@ class Conv2d(Operator):
         """Add rows and columns of zeros around x; of an odd number, one more after it."""
         batch, channels, height, width = graph.shape_of(x)
         pads = (rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
-        padded = Pad2d.node(
-            graph.fresh(f"{node.name}_padded"),
-            {"x": x},
-            {"pads": pads, "mode": "constant", "value": 0.0},
-            (batch, channels, height + rows, width + columns),  # type: ignore[operator]
-            node.dtype,
-        )
-        graph.append(padded)
-        return padded.name
+        shape = (batch, channels, height + rows, width + columns)  # type: ignore[operator]
+        attributes = {"pads": pads, "mode": "constant", "value": 0.0}
+        return graph.add(Pad2d.node(f"{node.name}_padded", {"x": x}, attributes, shape, node.dtype))
 
     def takes_residual(self, node: Node) -> bool:
         return not node.attributes.get("quantized")  # quantized values have scales
@@ -165,10 +170,6 @@ class Conv2d(Operator):
             RESULT: (batch, filters, *require_positive(result)),
         }
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        layout = node.attributes.get("layout", "nhwc")
-        return Layouts(layout, layout)
-
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a = node.attributes
         layout = a.get("layout", "nhwc")
@@ -189,9 +190,6 @@ class Conv2d(Operator):
         )
         vectors = ("bias", "scale", "scales") if quantized else ("gain", "shift", *VECTORS)
         return Lowered(CONV2D, problem, {**constants, **dict.fromkeys(vectors, FP32)})
-
-    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
-        return dict.fromkeys(("weight", "shortcut_weight"), NHWC)
 
 
 def _finish_quantized(node: Node, y: torch.Tensor, inputs: Tensors) -> torch.Tensor:
@@ -224,7 +222,7 @@ def has_one_input(node: Node) -> bool:
 _TRANSPOSED_WINDOW = ("stride", "padding", "output_padding", "dilation")
 
 
-class ConvTranspose2d(Operator):
+class ConvTranspose2d(_Filters):
     """y = conv_transpose(gradient, weight) + bias, then ReLU or another expression.
 
     It is the gradient of a convolution by its input, and computed by that operation, which names its operands.
@@ -296,10 +294,6 @@ class ConvTranspose2d(Operator):
             RESULT: (batch, channels * groups, *require_positive(result)),
         }
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        layout = node.attributes.get("layout", "nhwc")
-        return Layouts(layout, layout)
-
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return the gradient; None for groups that only naive kernels support, and pixels that no tap reaches."""
         result, filters = forms.value(node.name).shape, forms.sizes(node.inputs["weight"])
@@ -311,9 +305,6 @@ class ConvTranspose2d(Operator):
         if not all(one.taps for one in pixel_phases(forward)):
             return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC} if layout == "nhwc" else {})
-
-    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
-        return {"weight": NHWC}
 
 
 def _is_input_gradient(call: AtenCall) -> bool:
@@ -357,13 +348,14 @@ def _convolution_backward(
     return found
 
 
-def _bias_gradient(node: Node, gradient: str) -> Node:
+def bias_gradient(node: Node, gradient: str) -> Node:
+    """Return the gradient of a convolution's bias in place of a node."""
     return Reduce.instead_of(
         node, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
     )
 
 
-class Conv2dInputGradient(Operator):
+class Conv2dInputGradient(_Filters):
     """dx of y = conv(x, weight), from the gradient of y.
 
     Zero where `mask`, the result of a ReLU, is not positive; or plus `residual`, the gradient of other uses of x. If x
@@ -386,30 +378,20 @@ class Conv2dInputGradient(Operator):
             "stride": call.pair("stride", 1), "padding": call.pair("padding", 0), "dilation": call.pair("dilation", 1),
             "groups": call("groups", 1),
         }  # fmt: skip
-        if call("transposed", False):
-            if not _is_input_gradient(call):
-                return None
-            return self._match_transposed(node, {"gradient": gradient, "x": x, "weight": weight}, window)
+        # A transposed convolution is the input gradient of a convolution, whose input is the transposed one's result.
+        is_transposed = call("transposed", False)
+        if is_transposed and not _is_input_gradient(call):
+            return None
         match node.attributes["result"]:
+            case 0 if is_transposed:
+                return Conv2d.instead_of(node, {"x": gradient, "weight": weight}, **window, relu=False)
             case 0:
                 return self.instead_of(node, {"gradient": gradient, "weight": weight}, **window)
             case 1:
-                inputs = {"x": x, "gradient": gradient}
+                image, result = (gradient, x) if is_transposed else (x, gradient)
+                inputs = {"x": image, "gradient": result}
                 return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
-        return _bias_gradient(node, gradient)
-
-    @staticmethod
-    def _match_transposed(node: Node, given: Mapping[str, str], window: Attributes) -> Node:
-        """Match a gradient of a transposed convolution: that is the input gradient of a convolution, whose input is
-        the transposed one's result."""
-        match node.attributes["result"]:
-            case 0:
-                inputs = {"x": given["gradient"], "weight": given["weight"]}
-                return Conv2d.instead_of(node, inputs, **window, relu=False)
-            case 1:
-                inputs = {"x": given["gradient"], "gradient": given["x"]}
-                return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
-        return _bias_gradient(node, given["gradient"])
+        return bias_gradient(node, gradient)
 
     def takes_residual(self, node: Node) -> bool:
         return True
@@ -438,9 +420,6 @@ class Conv2dInputGradient(Operator):
         if not is_worthwhile(a["stride"], a["groups"]) and not supports_groups(problem):
             return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
-
-    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
-        return {"weight": NHWC}
 
 
 def _normalization(

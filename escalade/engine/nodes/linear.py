@@ -176,9 +176,9 @@ def _product_in_step(
     images = {role: _as_image(value, graph) for role, value in inputs.items()}
     if bias is not None:
         images["bias"] = bias
-    name, shape = graph.fresh(f"{node.name}_image"), (*node.shape, 1, 1)
-    graph.append(kind.node(name, images, {**_WINDOW, **more}, shape, node.dtype))
-    return Reshape.instead_of(node, {"x": name})
+    shape = (*node.shape, 1, 1)
+    product = graph.add(kind.node(f"{node.name}_image", images, {**_WINDOW, **more}, shape, node.dtype))
+    return Reshape.instead_of(node, {"x": product})
 
 
 def _has_aligned_rows(node: Node, first: str, graph: Graph) -> bool:
@@ -206,6 +206,4 @@ def _as_image(rows: str, graph: Graph) -> str:
     if Reshape.matches(node) and graph.shape_of(node.inputs["x"]) == shape:
         return node.inputs["x"]
     dtype = dtype_name(graph.dtype_of(rows))
-    image = Reshape.node(graph.fresh(f"{rows}_pixels"), {"x": rows}, {}, shape, dtype)
-    graph.append(image)
-    return image.name
+    return graph.add(Reshape.node(f"{rows}_pixels", {"x": rows}, {}, shape, dtype))

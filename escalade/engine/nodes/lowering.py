@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -101,10 +102,15 @@ def problem_from(kind: type[_Problem], node: Node, **given: Any) -> _Problem:
 
 
 def image_problem(kind: type[_Problem], node: Node, form: Form, dtype: str, **given: Any) -> _Problem:
-    """Return a problem on images of this form; see `problem_from`."""
-    batch, channels, height, width = form.shape
+    """Return a problem on images of this form, or on values of another rank; see `problem_from`.
+
+    Of these, all dimensions after the channels are pixels.
+    """
+    batch, channels, *pixels = form.shape
+    height, width = pixels if len(pixels) == 2 else (1, math.prod(pixels))
     sizes = {"batch": batch, "channels": channels, "height": height, "width": width}
-    return problem_from(kind, node, **{**sizes, "dtype": dtype, "layout": form.layout, **given})
+    layout = "nhwc" if form.layout == "nhwc" else "nchw"
+    return problem_from(kind, node, **{**sizes, "dtype": dtype, "layout": layout, **given})
 
 
 class Forms:

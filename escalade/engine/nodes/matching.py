@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from escalade.engine.graph.graph import ATEN, Graph, Node
+from escalade.engine.graph.graph import Graph, Node, name_of
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.aten import IDENTITIES
-from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher, name_of
+from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher
 from escalade.engine.nodes.composites import COMPOSITES, composite_matcher
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
-from escalade.engine.nodes.sequences import on_sequences
+from escalade.engine.nodes.views import on_sequences
 
 
 def _matchers(phase: str) -> dict[str, Matcher]:
@@ -54,9 +54,8 @@ def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> N
 def match_folded(graph: Graph) -> None:
     """Match layers and matrix products whose weights the model computes; these are constants now."""
     for node in graph:
-        is_candidate = node.op == ATEN and not _is_empty(node, graph) and not _is_double(node, graph)
-        matcher = _FOLDED_MATCHERS.get(name_of(node.attributes["target"])) if is_candidate else None
-        if matcher is None:
+        matcher = _FOLDED_MATCHERS.get(node.calls)
+        if matcher is None or _is_empty(node, graph) or _is_double(node, graph):
             continue
         before = set(graph.nodes)
         known = matcher(node, AtenCall(node), graph)

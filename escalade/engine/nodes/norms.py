@@ -23,10 +23,9 @@ from escalade.engine.nodes.base import (
     activate,
     activation_of,
     match_aten,
-    name_of,
 )
 from escalade.engine.nodes.batch_norm import BatchNorm
-from escalade.engine.nodes.lowering import Forms, Lowered, problem_from
+from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
 from escalade.engine.nodes.side_outputs import match_side_output
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -55,13 +54,16 @@ _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
 _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 
-def _row_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
-    """Return PyTorch's order for rows; for channels, any layout if the kernels for strided channels can hold them."""
-    if not node.attributes.get("of_channels"):
-        return Layouts("nchw", "nchw")
-    channels = node.shape[1]
-    assert isinstance(channels, int)
-    return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
+class _RowOperator(Operator):
+    """A function of rows, or of the channels of images."""
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """Return PyTorch's order for rows; for channels, any layout if kernels for strided channels can hold them."""
+        if not node.attributes.get("of_channels"):
+            return Layouts("nchw", "nchw")
+        channels = node.shape[1]
+        assert isinstance(channels, int)
+        return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
 
 
 def _adjacent_rows(node: Node, form: Form) -> int:
@@ -70,22 +72,17 @@ def _adjacent_rows(node: Node, form: Form) -> int:
     return prod(form.shape[2:]) if is_strided else 1
 
 
-def _parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
-    """Return weight and bias of a norm; None if one is not a constant."""
+def _parameters(call: AtenCall, graph: Graph, in_step: bool = False) -> dict[str, str | None] | None:
+    """Return weight and bias of a norm; None if one is not a constant, or in a training step if one is not fp32."""
     found = {role: call.value(role) for role in _PARAMETERS}
-    return None if any(name not in graph.constants for name in found.values() if name is not None) else found
+    names = [name for name in found.values() if name is not None]
+    is_supported = (
+        graph.dtype_of(name) is torch.float32 if in_step else name in graph.constants for name in names
+    )
+    return found if all(is_supported) else None
 
 
-def _step_parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
-    """Return weight and bias of a LayerNorm, which a training step reads in fp32; None if they have another dtype."""
-    if not graph.typed:
-        return _parameters(call, graph)
-    found = {role: call.value(role) for role in _PARAMETERS}
-    wide = (graph.dtype_of(name) is torch.float32 for name in found.values() if name is not None)
-    return found if all(wide) else None
-
-
-class LayerNorm(Operator):
+class LayerNorm(_RowOperator):
     """Rows with mean 0 and variance 1, or divided by their RMS; times weight, plus bias, then any expression.
 
     Fused into chains of linear layers.
@@ -110,31 +107,27 @@ class LayerNorm(Operator):
         known = self._match(replace(node, shape=shape), call, graph)
         if not isinstance(known, Node):
             return None
-        rows = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": known.inputs["x"]}, {}, shape, node.dtype)
-        graph.append(rows)
+        x = {"x": known.inputs["x"]}
+        rows = graph.add(Reshape.node(f"{node.name}_rows", x, {}, shape, node.dtype))
         flattened = {
             role: _flattened(graph, f"{node.name}_{role}", known.inputs[role])
             for role in _PARAMETERS
             if role in known.inputs
         }
-        flat = replace(known.with_inputs(x=rows.name, **flattened), name=graph.fresh(f"{node.name}_flat"))
-        graph.append(flat)
-        return Reshape.instead_of(node, {"x": flat.name})
+        flat = graph.add(replace(known.with_inputs(x=rows, **flattened), name=f"{node.name}_flat"))
+        return Reshape.instead_of(node, {"x": flat})
 
     @match_aten(*_LAYER_NORMS, phases=(FOLDED,))
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        parameters = _step_parameters(call, graph)
+        parameters = _parameters(call, graph, in_step=graph.typed)
         if prod(call("normalized_shape", ())) != node.shape[-1] or node.attributes.get("result", 0) != 0:
             return None
         if parameters is None:
             return None
-        rms = name_of(node.attributes["target"]) == "rms_norm"
+        rms = node.calls == "rms_norm"
         epsilon = call("eps", torch.finfo(getattr(torch, node.dtype)).eps if rms else DEFAULT_EPSILON)
         inputs = {"x": call.value("input"), **parameters}
         return self.instead_of(node, inputs, epsilon=epsilon, rms=rms, relu=False)
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _row_layouts(node, given)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
@@ -179,9 +172,7 @@ def _flattened(graph: Graph, name: str, parameter: str) -> str:
     if parameter in graph.constants:
         return graph.derive_constant(name, parameter, torch.Tensor.flatten)
     shape, dtype = graph.shape_of(parameter), dtype_name(graph.dtype_of(parameter))
-    flat = Reshape.node(graph.fresh(name), {"x": parameter}, {}, (product(shape),), dtype)
-    graph.append(flat)
-    return flat.name
+    return graph.add(Reshape.node(name, {"x": parameter}, {}, (product(shape),), dtype))
 
 
 class LayerNormBackward(Operator):
@@ -211,7 +202,7 @@ class LayerNormBackward(Operator):
     @staticmethod
     def _epsilon(graph: Graph, rstd: str | None) -> float | None:
         norm = None if rstd is None else graph.nodes.get(rstd)
-        if norm is None or name_of(norm.attributes.get("target", "")) != "native_layer_norm":
+        if norm is None or norm.calls != "native_layer_norm":
             return None
         epsilon = AtenCall(norm)("eps")
         return epsilon if isinstance(epsilon, float) else None
@@ -290,17 +281,13 @@ class GroupNorm(Operator):
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
-        batch, channels, *pixels = form.shape
-        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
-        problem = problem_from(
-            GroupNormProblem, node,
-            batch=batch, channels=channels, height=height, width=width, dtype=forms.stored,
-            layout="nhwc" if form.layout == "nhwc" or height * width == 1 else "nchw",
-        )  # fmt: skip
-        return Lowered(GROUP_NORM, problem, in_place="x")
+        layout = {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}  # the same bytes in both
+        return Lowered(
+            GROUP_NORM, image_problem(GroupNormProblem, node, form, forms.stored, **layout), in_place="x"
+        )
 
 
-class _RowSoftmax(Operator):
+class _RowSoftmax(_RowOperator):
     """Softmax or its logarithm, over the last dimension or over the channels of images, then any expression."""
 
     signature = Signature({"x": ROWS}, {"of_channels": FLAG})
@@ -323,12 +310,9 @@ class _RowSoftmax(Operator):
         if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
             return None
         shape = (product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
-        image = Reshape.node(graph.fresh(f"{node.name}_image"), {"x": x}, {}, shape, node.dtype)
-        graph.append(image)
-        name = graph.fresh(f"{node.name}_of_channels")
-        made = self.node(name, {"x": image.name}, {"of_channels": True}, shape, node.dtype)
-        graph.append(made)
-        return Reshape.instead_of(node, {"x": made.name})
+        image = {"x": graph.add(Reshape.node(f"{node.name}_image", {"x": x}, {}, shape, node.dtype))}
+        made = self.node(f"{node.name}_of_channels", image, {"of_channels": True}, shape, node.dtype)
+        return Reshape.instead_of(node, {"x": graph.add(made)})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         function = torch.log_softmax if self.is_log else torch.softmax
@@ -340,9 +324,6 @@ class _RowSoftmax(Operator):
         if attributes["of_channels"] and len(sizes["x"]) != 4:
             raise SizeError(f"x has {len(sizes['x'])} dimensions; with of_channels it has four")
         return super().sizes(sizes, attributes)
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _row_layouts(node, given)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.name)

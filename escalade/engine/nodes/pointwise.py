@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.aten import resolve_operator
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape
+from escalade.engine.graph.graph import Graph, Node, Reference, Shape, name_of
 from escalade.engine.nodes.aten import fill_value, keeps_dtype
-from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, name_of
+from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors
 from escalade.engine.nodes.elementwise import lower_expression
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
@@ -80,7 +80,7 @@ class Pointwise(Operator):
         operator = _functional(node.attributes["target"])
         if operator is None or "result" in node.attributes:
             return None
-        if graph.typed and node.is_floating and name_of(node.attributes["target"]) == "expand":
+        if graph.typed and node.is_floating and node.calls == "expand":
             return self.instead_of(node, {"x": call.value("self")}, expression="x")  # readers broadcast
         arguments = {
             name: TENSOR if isinstance(value, Reference) else value

@@ -14,7 +14,8 @@ import torch
 from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from escalade.engine.nodes.base import name_of
+from escalade.engine.graph.aten import bound_arguments
+from escalade.engine.graph.graph import name_of
 from escalade.ops.expressions import FUNCTIONS, Expression
 
 Overload = torch._ops.OpOverload
@@ -142,10 +143,7 @@ def _expression(operator: Overload, given: tuple[tuple[str, Any], ...]) -> Expre
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and name_of(operator.name()) != "rrelu":
         return None
-    schema = operator._schema
-    complete = {
-        argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
-    } | dict(given)
+    complete = _defaults(operator) | dict(given)
     if _is_spelled(operator):
         return _spelled(operator, complete)
     if not _may_decompose(operator):
@@ -154,6 +152,11 @@ def _expression(operator: Overload, given: tuple[tuple[str, Any], ...]) -> Expre
     if found is None or torch.Tag.pointwise in operator.tags:
         return found
     return found if _traced(operator, complete, _OTHER_SHAPE) == found else None
+
+
+def _defaults(operator: Overload) -> dict[str, Any]:
+    arguments = operator._schema.arguments
+    return {each.name: each.default_value for each in arguments if each.has_default_value()}
 
 
 def _name(operator: Overload) -> str:
@@ -257,9 +260,7 @@ def _of_call(
         return None
     if not isinstance(value, torch.Tensor) or value.shape not in ((), shape):
         return None
-    schema = operator._schema.arguments
-    bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    bound |= dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
+    bound = _defaults(operator) | bound_arguments(operator, node.args, node.kwargs)
     values = {name: made[one] for name, one in bound.items() if isinstance(one, torch.fx.Node)}
     expression = _spelled(operator, {**bound, **dict.fromkeys(values, TENSOR)})
     if expression is None:

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import AtenCall, Layouts, Match, Operator, Tensors, match_aten, name_of
+from escalade.engine.nodes.base import AtenCall, Layouts, Match, Operator, Tensors, match_aten
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered, image_problem
 from escalade.engine.nodes.signature import (
     FLAG,
@@ -176,7 +175,7 @@ class MaxPool2dBackward(Operator):
             return None
         window = _dilated_window(call)
         pool = graph.nodes.get(indices or "")
-        if not Aten.matches(pool) or name_of(pool.attributes["target"]) != "max_pool2d_with_indices":
+        if pool is None or pool.calls != "max_pool2d_with_indices":
             return None
         forward = AtenCall(pool)
         if forward.value("self") != x or _dilated_window(forward) != window:
@@ -328,9 +327,7 @@ class AdaptiveAvgPool2d(Operator):
         pooled = replace(self.instead_of(node, {"x": x}, output=(1, 1)), shape=shape)
         if call("keepdim", False):
             return pooled
-        pooled = replace(pooled, name=graph.fresh(f"{node.name}_pool"))
-        graph.append(pooled)
-        return Reshape.instead_of(node, {"x": pooled.name})
+        return Reshape.instead_of(node, {"x": graph.add(replace(pooled, name=f"{node.name}_pool"))})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"])

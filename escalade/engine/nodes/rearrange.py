@@ -10,9 +10,8 @@ import torch
 
 from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten, name_of
-from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
-from escalade.engine.nodes.sequences import on_sequences
+from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten
+from escalade.engine.nodes.lowering import Forms, Lowered, image_problem
 from escalade.engine.nodes.signature import (
     COUNT,
     FLAG,
@@ -28,6 +27,7 @@ from escalade.engine.nodes.signature import (
     is_whole,
     one_of,
 )
+from escalade.engine.nodes.views import on_sequences
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.convert import CONVERT, ConvertProblem, reach
 from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, padded, refusal
@@ -65,7 +65,7 @@ class Pad2d(Operator):
 
     @match_aten("pad", *_PADDING_MODES)
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        mode = _PADDING_MODES.get(name_of(node.attributes["target"])) or call("mode", "constant")
+        mode = _PADDING_MODES.get(node.calls) or call("mode", "constant")
         matcher = partial(self._match_image, mode)
         is_sequence = len(node.shape) == 3 and len(call("pad") or call("padding")) == 2
         return (on_sequences(matcher, "self") if is_sequence else matcher)(node, call, graph)
@@ -166,15 +166,12 @@ class Shuffle(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
-        batch, channels, height, width = form.shape
         dtype = NAMES.get(form.dtype)
         if dtype not in DTYPES or not form.elements:
             return None
-        problem = problem_from(
-            ConvertProblem, node,
-            batch=batch, channels=channels, height=height, width=width, source=dtype, source_layout="nhwc",
-            dtype=dtype, layout="nhwc", stored_channels=forms.value(node.inputs["x"]).shape[1],
-        )  # fmt: skip
+        stored = forms.value(node.inputs["x"]).shape[1]
+        source = {"source": dtype, "source_layout": "nhwc", "stored_channels": stored}
+        problem = image_problem(ConvertProblem, node, form, dtype, layout="nhwc", **source)
         return Lowered(CONVERT, problem, pitches={"x": "stored_channels"})
 
 

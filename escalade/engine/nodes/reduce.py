@@ -19,7 +19,6 @@ from escalade.engine.nodes.base import (
     Tensors,
     activate,
     activation_of,
-    name_of,
 )
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
@@ -102,7 +101,7 @@ class Reduce(Operator):
 
     def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match a reduction by name; a mean over an image has matched as a pool before."""
-        name, x = name_of(node.attributes["target"]), call.value("self")
+        name, x = node.calls, call.value("self")
         if _is_loss(node) and x is not None and not node.shape:
             return self._match_loss(node, call, graph)
         result = node.attributes.get("result", 0)
@@ -130,18 +129,14 @@ class Reduce(Operator):
         shape = graph.shape_of(x)
         kept = tuple(dim for dim in range(len(shape)) if dim not in dims)
         sizes = tuple(shape[dim] for dim in (*kept, *dims))
-        moved = Permute.node(
-            graph.fresh(f"{node.name}_moved"), {"x": x}, {"order": (*kept, *dims)}, sizes, node.dtype
-        )
-        graph.append(moved)
-        reduced = node.with_inputs(x=moved.name).with_attributes(
-            dims=tuple(range(len(kept), len(shape))), keepdim=False
-        )
+        order = {"order": (*kept, *dims)}
+        moved = graph.add(Permute.node(f"{node.name}_moved", {"x": x}, order, sizes, node.dtype))
+        inner = tuple(range(len(kept), len(shape)))
+        reduced = node.with_inputs(x=moved).with_attributes(dims=inner, keepdim=False)
         if not node.attributes["keepdim"]:
             return reduced
-        reduced = replace(reduced, name=graph.fresh(f"{node.name}_reduced"), shape=sizes[: len(kept)])
-        graph.append(reduced)
-        return Reshape.instead_of(node, {"x": reduced.name})
+        reduced = replace(reduced, name=f"{node.name}_reduced", shape=sizes[: len(kept)])
+        return Reshape.instead_of(node, {"x": graph.add(reduced)})
 
     def _match_loss(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match the mean or sum of a pointwise loss."""
@@ -169,7 +164,7 @@ class Reduce(Operator):
             and graph.dtype_of(x) == getattr(torch, node.dtype)
             and not call.converts(x, graph)
             and call.value("other") is None
-            and (node.attributes.get("result", 0) == 0 or name_of(node.attributes["target"]) in _SEVERAL)
+            and (node.attributes.get("result", 0) == 0 or node.calls in _SEVERAL)
         )
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

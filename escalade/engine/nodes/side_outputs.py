@@ -45,6 +45,12 @@ class SideOutput(Operator):
         return replace(cls.node(name, inputs, attributes, shape, dtype), source=producer.source)
 
 
+def with_producer(side_output: Node, producer: Node) -> Node:
+    """Return a side output as that of another node."""
+    buffer = side_output.attributes["buffer"]
+    return SideOutput.of(producer, side_output.name, buffer, side_output.shape, side_output.dtype)
+
+
 def side_buffer_of(node: Node) -> SideBuffer | None:
     """Return the buffer that holds a side output; None for other nodes."""
     if not SideOutput.matches(node):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, Shape
-from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten, name_of
+from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten
 from escalade.engine.nodes.lowering import Forms, Lowered, image_problem
 from escalade.engine.nodes.signature import (
     FLAG,
@@ -67,7 +67,7 @@ class Upsample2d(Operator):
         x = call.value("input") or call.value("self")
         if x is None or not node.is_floating:
             return None
-        mode, corners = _MODES[name_of(node.attributes["target"])], bool(call("align_corners", False))
+        mode, corners = _MODES[node.calls], bool(call("align_corners", False))
         given = call("scale_factors") or (call("scales_h"), call("scales_w"))
         output = node.shape[2:]
         factors = _needed_factors(graph.shape_of(x)[2:], output, corners, given)
@@ -112,7 +112,7 @@ class Upsample2dBackward(Operator):
         y = call.value("grad_output")
         if y is None or not node.is_floating:
             return None
-        mode = _MODES[name_of(node.attributes["target"]).removesuffix("_backward")]
+        mode = _MODES[node.calls.removesuffix("_backward")]
         corners, output = bool(call("align_corners", False)), graph.shape_of(y)[2:]
         factors = _needed_factors(node.shape[2:], output, corners, (call("scales_h"), call("scales_w")))
         return self.instead_of(

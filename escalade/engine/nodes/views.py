@@ -1,4 +1,4 @@
-"""Views: reshapes, permutations, slices and concatenations.
+"""Views: reshapes, permutations, slices and concatenations, and sequences (NCL) viewed as images (NCHW) of one row.
 
 Where the plan can place values accordingly, none of these runs anything.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,10 +19,10 @@ from escalade.engine.nodes.base import (
     AtenCall,
     Layouts,
     Match,
+    Matcher,
     Operator,
     Tensors,
     match_aten,
-    name_of,
 )
 from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered
 from escalade.engine.nodes.movement import SOURCES, lower_moves
@@ -99,40 +100,36 @@ class Permute(Operator):
     name = "permute"
     signature = Signature({"x": ANY}, {"order": Attribute("every dimension once", _is_order)}, floating=False)
 
-    @match_aten("permute")
-    def _match_permute(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        rank = len(node.shape)
-        return self._composed(node, call, tuple(dim % rank for dim in call("dims", ())), graph)
-
-    @match_aten("transpose", "swapaxes", "swapdims")
-    def _match_transpose(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        rank = len(node.shape)
-        order = [*range(rank)]
-        if rank:
-            names = ("dim0", "dim1") if call("dim0") is not None else ("axis0", "axis1")
-            first, second = (call(name) % rank for name in names)
-            order[first], order[second] = order[second], order[first]
-        return self._composed(node, call, tuple(order), graph)
-
-    @match_aten("t", "numpy_T")
-    def _match_reversed(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        return self._composed(node, call, tuple(reversed(range(len(node.shape)))), graph)
-
-    @match_aten("mT", "adjoint")
-    def _match_matrices(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        if len(node.shape) < 2 or getattr(torch, node.dtype).is_complex:  # whose adjoint is conjugate
+    @match_aten("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "mT", "adjoint")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match a permutation, merged with a preceding one."""
+        x, order = call.value("self"), self._called_order(node, call)
+        if x is None or order is None:
             return None
-        *outer, rows, columns = range(len(node.shape))
-        return self._composed(node, call, (*outer, columns, rows), graph)
-
-    def _composed(self, node: Node, call: AtenCall, order: Order, graph: Graph) -> Match:
-        """Return the permutation, merged with a preceding one."""
-        x = call.value("self")
-        assert x is not None
         before = graph.nodes.get(x)
         if self.matches(before):
             x, order = before.inputs["x"], tuple(before.attributes["order"][dim] for dim in order)
         return x if order == tuple(range(len(order))) else self.instead_of(node, {"x": x}, order=order)
+
+    @staticmethod
+    def _called_order(node: Node, call: AtenCall) -> Order | None:
+        """Return the order of dimensions that PyTorch's operator gives its operand."""
+        rank = len(node.shape)
+        order = [*range(rank)]
+        match node.calls.removesuffix("_"):
+            case "permute":
+                return tuple(dim % rank for dim in call("dims", ()))
+            case "t" | "numpy_T":
+                order.reverse()
+            case "mT" | "adjoint":
+                if rank < 2 or getattr(torch, node.dtype).is_complex:  # whose adjoint is conjugate
+                    return None
+                order[-2:] = reversed(order[-2:])
+            case _ if rank:
+                names = ("dim0", "dim1") if call("dim0") is not None else ("axis0", "axis1")
+                first, second = (call(name) % rank for name in names)
+                order[first], order[second] = order[second], order[first]
+        return tuple(order)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return inputs["x"].permute(node.attributes["order"])
@@ -159,7 +156,15 @@ class Permute(Operator):
         return all(size == 1 or before == after for size, before, after in strides)
 
 
-class Slice(Operator):
+class _AlongDimension(Operator):
+    """A value that is a part of another one along `dimension`, or consists of such parts."""
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """Return NHWC along channels, which are then contiguous; along other dimensions images stay as they are."""
+        return Layouts("nhwc", "nhwc") if node.attributes["dimension"] == 1 else Layouts.common(given)
+
+
+class Slice(_AlongDimension):
     """Elements of x along `dimension`, from `first` on, as many as the result has."""
 
     name = "slice"
@@ -206,9 +211,7 @@ class Slice(Operator):
         if whole > 1:
             attributes = {"dimension": dim, "first": index % whole}
             shape = (*sizes[:dim], 1, *sizes[dim + 1 :])
-            part = self.node(graph.fresh(f"{node.name}_part"), {"x": x}, attributes, shape, node.dtype)
-            graph.append(part)
-            x = part.name
+            x = graph.add(self.node(f"{node.name}_part", {"x": x}, attributes, shape, node.dtype))
         return Reshape.instead_of(node, {"x": x})
 
     def _from(self, node: Node, call: AtenCall, graph: Graph, start: object) -> Match:
@@ -234,9 +237,6 @@ class Slice(Operator):
             raise SizeError(f"{list(result)} from index {first} of dimension {dim} is not within {list(x)}")
         return {RESULT: (*x[:dim], result[dim], *x[dim + 1 :])}
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _joint_layouts(node, given)
-
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return rows or columns of an image as negative padding."""
         form, dim = forms.value(node.inputs["x"]), node.attributes["dimension"]
@@ -251,12 +251,7 @@ class Slice(Operator):
         return True
 
 
-def _joint_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
-    """Return NHWC along channels, which are then contiguous; along other dimensions images stay as they are."""
-    return Layouts("nhwc", "nhwc") if node.attributes["dimension"] == 1 else Layouts.common(given)
-
-
-class Concatenate(Operator):
+class Concatenate(_AlongDimension):
     """x0, x1, … along `dimension`; in other dimensions, operands of size 1 are expanded."""
 
     name = "concatenate"
@@ -307,9 +302,6 @@ class Concatenate(Operator):
         }
         return {RESULT: (*result[:dim], whole, *result[dim + 1 :]), **expanded}  # type: ignore[dict-item]
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return _joint_layouts(node, given)
-
     def element_moves(self, node: Node, inputs: Tensors, result: torch.Tensor) -> list[ElementMove]:
         """Return a move per part; if the plan writes other parts in place, only of those named in `moved`."""
         first, moves, dim, roles = 0, [], node.attributes["dimension"], _roles(node)
@@ -341,7 +333,7 @@ def _unexpanded(name: str, dim: int, graph: Graph) -> str:
     if number is not None and isinstance(length, int):
         sizes = [length if axis == dim else 1 for axis in range(len(shape))]
         return graph.add_constant(f"{name}_fill", torch.full(sizes, number, device=graph.device))
-    if name_of(node.attributes["target"]) not in ("expand", "expand_as", "broadcast_to"):
+    if node.calls not in ("expand", "expand_as", "broadcast_to"):
         return name
     source = node.inputs[node.attributes["arguments"]["self"].role]
     own = graph.shape_of(source)
@@ -349,9 +341,7 @@ def _unexpanded(name: str, dim: int, graph: Graph) -> str:
     if graph.dtype_of(source) is not graph.dtype_of(name) or padded[dim] != shape[dim]:
         return name
     if padded != own:
-        view = Reshape.node(graph.fresh(f"{name}_source"), {"x": source}, {}, padded, node.dtype)
-        graph.append(view)
-        source = view.name
+        source = graph.add(Reshape.node(f"{name}_source", {"x": source}, {}, padded, node.dtype))
     return _unexpanded(source, dim, graph)
 
 
@@ -362,3 +352,54 @@ def concatenated_values(node: Node) -> list[str]:
 
 def _roles(node: Node) -> list[str]:
     return [f"x{number}" for number in range(len(node.inputs))]
+
+
+_ACROSS = {"padding": 0, "output_padding": 0}
+"""Window arguments across the one row; 1 for the others."""
+_WINDOWED = ("kernel_size", "stride", "padding", "output_padding", "dilation")
+
+
+def image_shape(shape: Shape) -> Shape:
+    """Return the shape of a sequence as an image."""
+    return (*shape[:2], 1, *shape[2:])
+
+
+def on_sequences(matcher: Matcher, x: str, weight: str | None = None) -> Matcher:
+    """Return a matcher of layers on sequences by that of images; `x` and `weight` are names of arguments."""
+
+    def match(node: Node, call: AtenCall, graph: Graph) -> Match:
+        operand = call.value(x)
+        kernel = call.value(weight) if weight else None
+        if operand is None or len(node.shape) != SEQUENCE_RANK or (weight and kernel not in graph.constants):
+            return None
+        shape = image_shape(graph.shape_of(operand))
+        image = Reshape.node(graph.fresh(f"{node.name}_row"), {"x": operand}, {}, shape, node.dtype)
+        inputs = {role: image.name if name == operand else name for role, name in node.inputs.items()}
+        if kernel is not None:
+            filters = graph.derive_constant(f"{node.name}_weight", kernel, lambda kernel: kernel.unsqueeze(2))
+            inputs = {role: filters if name == kernel else name for role, name in inputs.items()}
+        arguments = {key: _image_argument(key, value) for key, value in node.attributes["arguments"].items()}
+        viewed = replace(
+            node,
+            name=graph.fresh(f"{node.name}_image"),
+            inputs=inputs,
+            shape=image_shape(node.shape),
+            attributes={**node.attributes, "arguments": arguments},
+        )
+        graph.append(image)
+        made = matcher(viewed, AtenCall(viewed), graph)
+        if not isinstance(made, Node):
+            graph.remove(image, instead=operand)
+            return None
+        graph.append(made)
+        return Reshape.instead_of(node, {"x": made.name})
+
+    return match
+
+
+def _image_argument(name: str, value: Any) -> Any:
+    """Return an argument along a sequence as one of a window of one row."""
+    if name not in _WINDOWED or value is None or isinstance(value, str) or value == ():
+        return value
+    (along,) = (value,) if isinstance(value, int) else tuple(value)
+    return (_ACROSS.get(name, 1), along)

@@ -5,27 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from enum import StrEnum
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
-from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
-from escalade.engine.passes.channel_pools import pool_channels_last
-from escalade.engine.passes.constant_folding import drop_empty, fold_constants
-from escalade.engine.passes.cse import eliminate_common_subexpressions
+from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
-from escalade.engine.passes.fuse_few_channels import fuse_few_channels
-from escalade.engine.passes.fuse_max_pool import fuse_max_pools
-from escalade.engine.passes.fuse_mlp import fuse_mlp, fuse_small_mlp
-from escalade.engine.passes.fuse_pooled_linear import fuse_pooled_linear
-from escalade.engine.passes.fuse_shortcut import fuse_shortcuts
-from escalade.engine.passes.fuse_squeeze_excite import fuse_squeeze_excite
+from escalade.engine.passes.fuse_mlp import fuse_mlp, fuse_small_mlp, fuse_squeeze_excite
+from escalade.engine.passes.fuse_pools import fuse_max_pools, fuse_pooled_linear, hoist_pools
 from escalade.engine.passes.fuse_stem import DTYPES as STEM_DTYPES
-from escalade.engine.passes.fuse_stem import fuse_stem
-from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.hoist_pool import hoist_pools
+from escalade.engine.passes.fuse_stem import fuse_few_channels, fuse_stem
 from escalade.engine.passes.keep_nchw import keep_nchw
 from escalade.engine.passes.layout import (
     assign_layouts,
@@ -34,34 +26,44 @@ from escalade.engine.passes.layout import (
     fold_output_scales,
     keep_nchw_products,
     pad_outputs,
+    reorder_flattened,
 )
-from escalade.engine.passes.merge_parallel_convs import merge_parallel_convs
+from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
 from escalade.engine.passes.norms import recognize_norms
-from escalade.engine.passes.padding import fold_padding
-from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
-from escalade.engine.passes.prologues import fold_prologues, fuse_reduction_prologues
+from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
-from escalade.engine.passes.reorder_flattened import reorder_flattened
-from escalade.engine.passes.scatters import resolve_scatters
-from escalade.engine.passes.sequences import keep_sequences_as_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
-from escalade.engine.passes.stacks import resolve_stacks
+from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
+from escalade.engine.passes.stacks import resolve_scatters, resolve_stacks
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
     fuse_batch_norm_statistics,
     fuse_batch_norm_sums,
 )
-from escalade.engine.passes.step_gradients import (
+from escalade.engine.passes.step_convolutions import (
     fuse_bias_gradients,
     fuse_max_pool_gradients,
+    fuse_upsampling,
+    fuse_upsampling_gradients,
     mask_input_gradients,
 )
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
-from escalade.engine.passes.step_upsample import fuse_upsampling, fuse_upsampling_gradients
+from escalade.engine.passes.views import keep_sequences_as_images, pool_channels_last, sink_permutes
 from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import QUANTIZED
+
+
+class FusionLevel(StrEnum):
+    """Amount of fusion in a plan; `escalade bench` compares them to show the gain of each."""
+
+    naive = "naive"
+    """One kernel per operation, by the lowest rung of its ladder."""
+    separate = "separate"
+    """One kernel per operation, by the best rung."""
+    fused = "fused"
+    """All fusions: BatchNorm folding, epilogues, prologues and more."""
 
 
 def optimize(

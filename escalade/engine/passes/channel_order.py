@@ -6,7 +6,6 @@ An order lists, for each channel that a reader sees, its index among the channel
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
@@ -112,13 +111,12 @@ def _pointwise_passing(node: Node, order: Order, channels: int, graph: Graph) ->
         return None
     if graph.shape_of(values[0]) != node.shape:
         return None
-    constants = {}
+    moved = {}
     for role, name in node.inputs.items():
         tensor = graph.constants.get(name)
         if tensor is not None and tensor.dim() >= 3 and tensor.shape[-3] > 1:
-            moved = _scattered(tensor, tensor.dim() - 3, order, channels)
-            constants[role] = graph.add_constant(f"{node.name}_{role}", moved)
-    return with_channels(node, channels).with_inputs(**constants)
+            moved[role] = _scattered(tensor, tensor.dim() - 3, order, channels)
+    return with_channels(node, channels).with_inputs(**graph.add_constants(node.name, moved))
 
 
 def writing_channels(node: Node, order: tuple[int | None, ...], graph: Graph) -> Node | None:
@@ -130,24 +128,21 @@ def writing_channels(node: Node, order: tuple[int | None, ...], graph: Graph) ->
     kept = [(index, channel) for index, channel in enumerate(order) if channel is not None]
     indices, channels = tuple(index for index, _ in kept), torch.tensor([channel for _, channel in kept])
     roles = [role for role in ("weight", "bias") if role in node.inputs]
-    selected = {role: graph.constants[node.inputs[role]][channels] for role in roles}
     constants = {
-        role: graph.add_constant(f"{node.name}_{role}", _scattered(tensor, 0, indices, len(order)))
-        for role, tensor in selected.items()
+        role: _scattered(graph.constants[node.inputs[role]][channels], 0, indices, len(order))
+        for role in roles
     }
-    return with_channels(node, len(order)).with_inputs(**constants)
+    return with_channels(node, len(order)).with_inputs(**graph.add_constants(node.name, constants))
 
 
 def _with_scattered(node: Node, roles: Iterable[str], order: Order, channels: int, graph: Graph) -> Node:
     """Return the node for `channels` channels, with its constants at the indices `order` and zeros elsewhere."""
     constants = {
-        role: graph.add_constant(
-            f"{node.name}_{role}", _scattered(graph.constants[node.inputs[role]], 0, order, channels)
-        )
+        role: _scattered(graph.constants[node.inputs[role]], 0, order, channels)
         for role in roles
         if role in node.inputs
     }
-    return replace(with_channels(node, channels), inputs={**node.inputs, **constants})
+    return with_channels(node, channels).with_inputs(**graph.add_constants(node.name, constants))
 
 
 def _is_finite_for_zeros(node: Node) -> bool:

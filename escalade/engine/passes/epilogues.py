@@ -9,8 +9,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import RELU, activation_of, name_of, with_activation
+from escalade.engine.nodes.base import RELU, activation_of, with_activation
 from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle, Shuffle
 from escalade.engine.nodes.upsample2d import Upsample2d
@@ -118,8 +117,8 @@ def _moving(node: Node, expression: Expression, graph: Graph) -> Node | None:
     """Return the node that moves f(x) as `node` moves x; None if it computes anything, or drops elements of x."""
     if any(kind.matches(node) for kind in (Reshape, Permute, PixelShuffle, Concatenate)):
         return node
-    if Aten.matches(node):
-        return node if name_of(node.attributes["target"]) in _ATEN_MOVES else None
+    if node.calls:
+        return node if node.calls in _ATEN_MOVES else None
     a = node.attributes
     if Pad2d.matches(node) and min(a["pads"]) >= 0:
         if a["mode"] != "constant":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
@@ -18,10 +19,14 @@ BANDWIDTH_REACHED = 0.7
 """Share of the memory bandwidth that kernels without a cost model reach: 0.53 to 0.93 on an H200."""
 
 
-def nhwc_forms(graph: Graph, dtype: str) -> Forms:
-    """Return the forms of all values; inputs are assumed to be NHWC."""
+def assumed_forms(graph: Graph, dtype: str, images: str = "nhwc") -> Forms:
+    """Return the forms of all values; inputs are assumed to have the plan's dtype and this layout of images."""
     inputs = {
-        entry.name: Form(entry.shape, graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
+        entry.name: Form(
+            entry.shape,  # type: ignore[arg-type]
+            graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype],
+            images if len(entry.shape) == 4 else "flat",
+        )
         for entry in graph.inputs
     }
     return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants, graph.typed)
@@ -47,6 +52,42 @@ class Estimates:
         if choice.us is not None:
             return choice.us
         return self.card.microseconds(0, traffic(choice.problem)) / BANDWIDTH_REACHED
+
+    def choice(
+        self,
+        node: Node,
+        forms: Forms,
+        pitches: Mapping[str, int] = MappingProxyType({}),
+        *,
+        exact: bool = False,
+    ) -> Choice | None:
+        """Return the rung for a node whose inputs have these pixel pitches by role; None if no rung supports it.
+
+        With `exact`, also None if the rung would need a conversion.
+        """
+        try:
+            lowered = operator_of(node).lower(node, forms)
+            if lowered is None:
+                return None
+            problem = lowered.with_pitches(pitches) if pitches else lowered.problem
+            if problem is None:
+                return None
+            choice = self.choose(replace(lowered, problem=problem))
+        except UnsupportedError:
+            return None
+        return choice if choice.problem == problem or not exact else None
+
+    def favor(
+        self, new: Iterable[Node], old: Iterable[Node], forms: Forms | None, share: float = 1.0
+    ) -> bool:
+        """Return True if kernels compute `new`, in less than this share of the time that `old` takes.
+
+        Without `forms` there are no kernels.
+        """
+        if forms is None:
+            return False
+        before, after = self.total_us(old, forms), self.total_us(new, forms)
+        return before is not None and after is not None and after < share * before
 
     def total_us(self, nodes: Iterable[Node], forms: Forms) -> float | None:
         """Return the total time of nodes; None if one of them has no kernel of ours."""

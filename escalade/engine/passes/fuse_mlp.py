@@ -1,4 +1,4 @@
-"""Fusion of chains of small linear layers, whose intermediate rows then stay in shared memory."""
+"""Fusion of chains of small layers, whose rows in between stay in shared memory: MLPs and squeeze-and-excite gates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import TypeGuard
 
 import torch
 
+from escalade.engine.graph.forms import NAMES, STORAGE
 from escalade.engine.graph.graph import Batch, Graph, Node, Reference, Shape, joint_source
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import activation_of, name_of
+from escalade.engine.nodes.base import activation_of
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.elementwise import Gelu
 from escalade.engine.nodes.linear import Linear
-from escalade.engine.nodes.mlp import ACTIVATIONS, Mlp
+from escalade.engine.nodes.mlp import ACTIVATIONS, Mlp, SqueezeExcite, gate_problem
 from escalade.engine.nodes.norms import LayerNorm
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import Reshape
+from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
 from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
+from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
 
 MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one block's shared memory
 MAX_HIDDEN = 2048  # features between two layers, in the same shared memory: 8 KiB per row in fp32
@@ -254,7 +258,7 @@ def _squared_difference(graph: Graph, mlp: Node) -> Node | None:
 
 def _is_squared_error(node: Node) -> bool:
     """Return True for `mse_loss` without reduction."""
-    if not Aten.matches(node) or name_of(node.attributes["target"]) != "mse_loss":
+    if node.calls != "mse_loss":
         return False
     reduction = node.attributes["arguments"].get("reduction", 1)
     return not isinstance(reduction, Reference) and reduction == 0
@@ -274,3 +278,63 @@ def _averages_rows(graph: Graph, mean: Node, mlp: Node) -> bool:
     sizes = shape[dims[0] :]
     width = mlp.attributes["layers"][0].width_in
     return all(isinstance(size, int) for size in sizes) and math.prod(sizes) == width  # type: ignore[arg-type]
+
+
+def fuse_squeeze_excite(graph: Graph, dtype: str) -> None:
+    """Fuse every gate for which one launch is faster than three."""
+    for pool in list(graph):
+        chain = _gate(graph, pool)
+        fused = _fused_gate(graph, chain, dtype) if chain else None
+        if fused is not None:
+            graph.nodes[fused.name] = fused
+            for node in chain[:-1]:
+                del graph.nodes[node.name]
+
+
+def _gate(graph: Graph, pool: Node) -> list[Node]:
+    """Return the mean over an image, two layers and reshapes, each the only reader of the one before; empty if none."""
+    chain = [pool] if AdaptiveAvgPool2d.is_nhwc_mean(pool) else []
+    layers = 0
+    while chain and layers < 2:
+        reader = graph.only_user(chain[-1].name)
+        if reader is None or not (_is_layer(graph, reader) or Reshape.matches(reader)):
+            return []
+        layers += not Reshape.matches(reader)
+        chain.append(reader)
+    return chain
+
+
+def _fused_gate(graph: Graph, chain: Sequence[Node], dtype: str) -> Node | None:
+    """Return one node for a gate; None if it does not map the channels to themselves, or three launches are faster."""
+    pool, squeeze, excite = (node for node in chain if not Reshape.matches(node))
+    image = tuple(size for size in graph.shape_of(pool.inputs["x"]) if isinstance(size, int))
+    down, up = (graph.constants[layer.inputs["weight"]].shape[:2] for layer in (squeeze, excite))
+    rows = {layer.shape[0] for layer in (squeeze, excite)}
+    if down[1] != image[1] or (up[0], up[1]) != (down[1], down[0]) or rows != {image[0]}:
+        return None
+    inputs: dict[str, str | None] = {"x": pool.inputs["x"]}
+    for prefix, layer in (("", squeeze), ("gate_", excite)):
+        inputs |= {f"{prefix}{role}": layer.inputs.get(role) for role in ("weight", "bias")}
+    hidden, gate = (activation_of(layer).text for layer in (squeeze, excite))
+    fused = SqueezeExcite.instead_of(excite, inputs, hidden=hidden, gate=gate)
+    try:
+        problem = gate_problem(fused, image, down[0], NAMES[STORAGE[dtype]])
+    except UnsupportedError:  # its layers are too large
+        return None
+    return replace(fused, source=joint_source(pool, squeeze, excite)) if one_launch_pays(problem) else None
+
+
+def _is_layer(graph: Graph, node: Node) -> bool:
+    """Return True for a linear layer, or a 1×1 convolution of one pixel, over all channels."""
+    a = node.attributes
+    if node.inputs.keys() - {"x", "weight", "bias"} or a.get("quantized") or a.get("store"):
+        return False
+    if Linear.matches(node):
+        return len(node.shape) == 2
+    return (
+        Conv2d.matches(node)
+        and a["groups"] == 1
+        and a["padding"] == (0, 0)
+        and node.shape[2:] == (1, 1)
+        and tuple(graph.constants[node.inputs["weight"]].shape[2:]) == (1, 1)
+    )

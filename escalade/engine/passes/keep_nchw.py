@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes import layout_of, operator_of, stored_forms
+from escalade.engine.nodes import layout_of, operator_of
 from escalade.engine.nodes.base import activation_fields, activation_of, with_activation
 from escalade.engine.nodes.batch_norm import STATISTICS, BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
@@ -18,8 +17,7 @@ from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.stem import FewChannels
 from escalade.engine.passes.channel_order import writing_channels
 from escalade.engine.passes.epilogues import MAX_CALLS
-from escalade.engine.passes.estimates import Estimates
-from escalade.errors import UnsupportedError
+from escalade.engine.passes.estimates import Estimates, assumed_forms
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.activation import VECTORS
 
@@ -120,7 +118,7 @@ def _fuse_vectors(graph: Graph, steps: Iterable[Node]) -> None:
         expression, vectors = applied
         whole = expression.substitute({"x": activation_of(layer)})
         if len(whole.calls) <= MAX_CALLS:
-            operands = {role: graph.add_constant(f"{node.name}_{role}", one) for role, one in vectors.items()}
+            operands = graph.add_constants(node.name, vectors)
             graph.nodes[layer.name] = with_activation(layer.with_inputs(**operands), whole)
             graph.remove(node, instead=layer.name)
 
@@ -214,27 +212,16 @@ def _remove_output_conversion(graph: Graph, node: Node) -> bool:
 
 
 def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estimates: Estimates) -> bool:
-    forms = _forms(trial, dtype)
+    forms = assumed_forms(trial, dtype, "nchw")
     changed = [trial.nodes[node.name] for node in steps if node.name in trial.nodes]
     if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if _is_convolution(node)):
         return False
-    before, after = estimates.total_us(steps, _forms(graph, dtype)), estimates.total_us(changed, forms)
+    before = estimates.total_us(steps, assumed_forms(graph, dtype, "nchw"))
+    after = estimates.total_us(changed, forms)
     return before is not None and after is not None and after < before
 
 
 def _is_fast_in_nchw(node: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Return True if tensor cores compute a convolution in NCHW, without converting it."""
-    lowered = operator_of(node).lower(node, forms)
-    try:
-        choice = None if lowered is None else estimates.choose(lowered)
-    except UnsupportedError:  # as on cards without planes, which alone takes vectors
-        return False
+    """Return True if tensor cores compute a convolution in NCHW, without converting it; not on every card."""
+    choice = estimates.choice(node, forms)
     return choice is not None and choice.rung.name == IN_PLANES
-
-
-def _forms(graph: Graph, dtype: str) -> Forms:
-    inputs = {
-        entry.name: Form(entry.shape, STORAGE[dtype], "nchw" if len(entry.shape) == 4 else "flat")  # type: ignore[arg-type]
-        for entry in graph.inputs
-    }
-    return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants)

@@ -16,6 +16,8 @@ from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import Layouts, activation_of, with_activation
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.convert import Convert, Normalize, is_converted
+from escalade.engine.nodes.linear import Linear
+from escalade.engine.nodes.mlp import Mlp
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.passes.channel_order import writing_channels
 from escalade.engine.passes.channel_scale import channel_scale
@@ -43,9 +45,8 @@ def keep_nchw_products(graph: Graph) -> None:
         if applied.is_identity:
             graph.nodes[node.name] = plain
             continue
-        product = replace(plain, name=graph.fresh(f"{node.name}_product"))
-        graph.insert_before(node.name, product)
-        graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product.name}, expression=applied.text)
+        product = graph.add(replace(plain, name=f"{node.name}_product"), before=node.name)
+        graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product}, expression=applied.text)
 
 
 def _is_matrix_product(node: Node, graph: Graph) -> bool:
@@ -139,15 +140,14 @@ def _takes_nhwc(node: Node, value: str) -> bool:
 
 
 def _layouts(node: Node, value: str, layout: str) -> Layouts:
-    operand_layouts = {role: layout for role, name in node.inputs.items() if name == value}
-    return operator_of(node).layouts(node, operand_layouts)
+    return operator_of(node).layouts(node, dict.fromkeys(node.roles_of(value), layout))
 
 
 def _can_pad(graph: Graph, node: Node, value: str) -> bool:
     """Return True if a node reads `value` only as the image of an ungrouped convolution."""
     if not Conv2d.matches(node) or node.attributes["groups"] != 1 or value in graph.outputs:
         return False
-    return [role for role, name in node.inputs.items() if name == value] == ["x"]
+    return node.roles_of(value) == ["x"]
 
 
 def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
@@ -222,10 +222,8 @@ def fold_output_scales(graph: Graph) -> None:
         scale = channel_scale(producer, graph, 1) if is_map else None
         if scale is None or not graph.nodes[values[0]].is_floating or "scale" in convert.inputs:
             continue
-        constants = {
-            role: graph.add_constant(f"{convert.name}_{role}", tensor.float().contiguous())
-            for role, tensor in zip(("scale", "shift"), scale, strict=True)
-        }
+        vectors = dict(zip(("scale", "shift"), (one.float().contiguous() for one in scale), strict=True))
+        constants = graph.add_constants(convert.name, vectors)
         graph.nodes[convert.name] = convert.with_inputs(x=values[0], **constants)
         del graph.nodes[producer.name]
 
@@ -278,8 +276,11 @@ def convert_output_dtypes(graph: Graph, dtype: str) -> None:
             continue
         stored = stored_type(node, STORAGE[dtype], True)
         if layout_of(node) == "flat" and stored is not wanted and is_converted(stored, wanted):
-            made[name] = graph.fresh(f"{name}_{output_type}")
-            graph.append(Convert.node(made[name], {"x": name}, {"layout": "flat"}, node.shape, output_type))
+            made[name] = graph.add(
+                Convert.node(
+                    f"{name}_{output_type}", {"x": name}, {"layout": "flat"}, node.shape, output_type
+                )
+            )
     graph.outputs = tuple(made.get(name, name) for name in graph.outputs)
 
 
@@ -296,10 +297,63 @@ def _add_conversion(graph: Graph, value: str, layout: str, before: str | None, d
     shape = graph.shape_of(value)
     if graph.typed:
         dtype = dtype_name(graph.dtype_of(value))
-    name = graph.fresh(f"{value}_{layout}")
-    node = Convert.node(name, {"x": value}, {"layout": layout}, shape, dtype)
-    if before is None:
-        graph.append(node)
-    else:
-        graph.insert_before(before, node)
-    return name
+    return graph.add(
+        Convert.node(f"{value}_{layout}", {"x": value}, {"layout": layout}, shape, dtype), before
+    )
+
+
+def reorder_flattened(graph: Graph) -> None:
+    """Reorder the weights of all layers that read a flattened NHWC image, if each of them can be reordered."""
+    users, layouts = graph.users(), _natural_layouts(graph)
+    for node in graph:
+        if not operator_of(node).is_view or not _flattens_image(graph, node) or node.name in graph.outputs:
+            continue
+        if layouts.get(node.inputs["x"]) != "nhwc":
+            continue
+        layers = users.get(node.name, [])
+        if not layers or not all(feature_constants(one) and one.inputs["x"] == node.name for one in layers):
+            continue
+        channels, height, width = graph.shape_of(node.inputs["x"])[1:]
+        for layer in layers:
+            reordered = {}
+            for role in feature_constants(layer):
+                weight = graph.constants[layer.inputs[role]]
+                images = weight.reshape(-1, channels, height, width)  # type: ignore[arg-type]
+                reordered[role] = images.permute(0, 2, 3, 1).reshape(weight.shape).contiguous()
+            constants = graph.add_constants(layer.name, reordered)
+            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(**constants)
+        graph.nodes[node.name] = node.with_attributes(order="nhwc")
+
+
+def feature_constants(layer: Node) -> tuple[str, ...]:
+    """Return the roles of all constants with one column per feature of x; empty if these cannot be reordered."""
+    if Linear.matches(layer):
+        return ("weight",)
+    # A chain must read the features as one group, and not be compared with them.
+    if (
+        not Mlp.matches(layer)
+        or layer.attributes["layers"][0].groups != 1
+        or layer.attributes["output"] != "y"
+    ):
+        return ()
+    return tuple(role for role in ("norm_bias0", "norm_weight0", "weight0") if role in layer.inputs)
+
+
+def _flattens_image(graph: Graph, node: Node) -> bool:
+    before, after = graph.shape_of(node.inputs["x"]), node.shape
+    return len(before) == 4 and len(after) == 2 and before[0] == after[0] and before[2:] != (1, 1)
+
+
+def _natural_layouts(graph: Graph) -> dict[str, str]:
+    """Return the layout in which each image is produced, without conversions."""
+    layouts = {
+        entry.name: graph.images
+        for entry in graph.inputs
+        if len(entry.shape) == 4 and graph.dtype_of(entry.name).is_floating_point
+    }
+    for node in graph:
+        if len(node.shape) == 4 and node.is_floating:
+            operand_layouts = {role: layouts[name] for role, name in node.inputs.items() if name in layouts}
+            written = operator_of(node).layouts(node, operand_layouts).written
+            layouts[node.name] = node.attributes.get("layout", written)
+    return layouts

@@ -163,11 +163,9 @@ def _fold_scales(graph: Graph, norm: Node) -> None:
         scaled = scale if weight is None else weight.double() * scale
         shifted = shift if bias is None else bias.double() * scale + shift
         dtype = getattr(torch, norm.dtype)
-        constants = {"weight": scaled} | ({} if bias is None and not shifted.any() else {"bias": shifted})
-        names = {
-            role: graph.add_constant(f"{norm.name}_{role}", tensor.to(dtype))
-            for role, tensor in constants.items()
-        }
-        norm = norm.with_inputs(**names)
+        constants = {"weight": scaled.to(dtype)}
+        if bias is not None or shifted.any():
+            constants["bias"] = shifted.to(dtype)
+        norm = norm.with_inputs(**graph.add_constants(norm.name, constants))
         graph.nodes[norm.name] = norm
         graph.remove(reader, instead=norm.name)

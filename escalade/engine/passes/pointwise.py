@@ -9,8 +9,6 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node, Reference, joint_source
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import name_of
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
 from escalade.ops.expressions import Expression
 
@@ -44,7 +42,7 @@ def read_unexpanded(graph: Graph) -> None:
 def _unexpanded(graph: Graph, name: str) -> str | None:
     """Return the value of which `name` is an expansion along dimensions of size 1; None if it is not one."""
     node = graph.nodes.get(name)
-    if not Aten.matches(node) or name_of(node.attributes["target"]) not in _EXPANDING:
+    if node is None or node.calls not in _EXPANDING:
         return None
     arguments = node.attributes["arguments"]
     is_one_of_several = "result" in node.attributes

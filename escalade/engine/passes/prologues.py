@@ -1,4 +1,4 @@
-"""Prologue fusion: scales, gates and pointwise functions computed by the layer that reads their result."""
+"""Prologue fusion: scales, gates, pointwise functions and zero padding, computed by the layer that reads the result."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.base import activation_of, with_activation
 from escalade.engine.nodes.conv2d import Conv2d, is_pixelwise
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import AvgPool2d
+from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.reduce import Reduce, prologue_of
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.channel_scale import channel_scale
 from escalade.engine.passes.epilogues import MAX_CALLS, takes_epilogue
 from escalade.engine.passes.estimates import Estimates
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.expressions import IDENTITY, Expression
 
@@ -143,32 +143,27 @@ def _is_faster(
 ) -> bool:
     """Return True if a rung for both is estimated to take less time than the two steps."""
     fused = _with_prologue(node, prologue, prologue.operands)
-    try:
-        both = operator_of(fused).lower(fused, forms)
-        choice = None if both is None else estimates.choose(_with_strided_x(both, prologue.x, graph))
-    except UnsupportedError:
-        return False
+    pitches = _pitch_of_x(prologue.x, graph) if Conv2d.matches(node) else {}  # pools read dense pixels
+    choice = estimates.choice(fused, forms, pitches)
     if choice is None or choice.rung.last_resort:
         return False
     separate = estimates.total_us((producer, node), forms)
     return separate is not None and estimates.us(choice) < separate
 
 
-def _with_strided_x(lowered: Lowered, x: str, graph: Graph) -> Lowered:
-    """Return the step with a padded pixel pitch of x, if x is, or may become, part of a larger buffer."""
+def _pitch_of_x(x: str, graph: Graph) -> dict[str, int]:
+    """Return a padded pixel pitch of x, if x is, or may become, part of a larger buffer."""
     nodes = [node for node in graph if node.name == x or x in node.inputs.values()]
     if not any(Concatenate.matches(node) or Slice.matches(node) for node in nodes):
-        return lowered
+        return {}
     pitch = graph.shape_of(x)[1]
     assert isinstance(pitch, int)
-    problem = lowered.with_pitches({"x": (pitch // VECTOR_BYTES + 1) * VECTOR_BYTES})
-    return lowered if problem is None else replace(lowered, problem=problem)
+    return {"x": (pitch // VECTOR_BYTES + 1) * VECTOR_BYTES}
 
 
 def _fold(graph: Graph, node: Node, producer: Node, prologue: _Prologue) -> None:
-    constants = prologue.constants.items()
-    names = {role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in constants}
-    fused = _with_prologue(node, prologue, prologue.operands | names)
+    constants = graph.add_constants(node.name, prologue.constants)
+    fused = _with_prologue(node, prologue, prologue.operands | constants)
     graph.nodes[node.name] = replace(fused, source=joint_source(producer, node))
     del graph.nodes[producer.name]
 
@@ -191,3 +186,43 @@ def fuse_reduction_prologues(graph: Graph) -> None:
         if takes_epilogue(node, whole):
             graph.nodes[node.name] = node.with_inputs(x=x).with_attributes(before=whole.text)
     graph.remove_dead_code()
+
+
+def fold_padding(graph: Graph) -> None:
+    """Replace conv(pad(x)) by a convolution with more padding, if every reader of the padded image can do so."""
+    for node in graph:
+        zeros = _zero_padding(node)
+        if zeros is None or node.name in graph.outputs:
+            continue
+        users = [user for user in graph if node.name in user.inputs.values()]
+        if any(user.roles_of(node.name) != ["x"] for user in users):
+            continue
+        padded = [_with_padding(user, zeros) for user in users]
+        layers = [layer for layer in padded if layer is not None]
+        if len(layers) == len(users):
+            graph.nodes.update({layer.name: layer for layer in layers})
+            graph.remove(node, instead=node.inputs["x"])
+
+
+def _zero_padding(node: Node) -> tuple[int, int] | None:
+    """Return the rows and columns of zeros that a node adds on either side, if it does nothing else."""
+    if not Pad2d.matches(node):
+        return None
+    a = node.attributes
+    top, bottom, left, right = a["pads"]
+    is_symmetric = top == bottom >= 0 and left == right >= 0
+    return (top, left) if a["mode"] == "constant" and a["value"] == 0 and is_symmetric else None
+
+
+def _with_padding(layer: Node, zeros: tuple[int, int]) -> Node | None:
+    if not Conv2d.matches(layer) and not AvgPool2d.matches(layer):
+        return None
+    a = layer.attributes
+    padding = a["padding"][0] + zeros[0], a["padding"][1] + zeros[1]
+    if Conv2d.matches(layer):
+        return layer.with_attributes(padding=padding)
+    # The zeros were pixels of the image, so an average pool has to count them.
+    if a["ceil_mode"] or (a["padding"] != (0, 0) and not a["count_padding"]):
+        return None
+    fits = all(2 * pad <= kernel for pad, kernel in zip(padding, a["kernel"], strict=True))
+    return layer.with_attributes(padding=padding, count_padding=True) if fits else None

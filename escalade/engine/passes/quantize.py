@@ -165,10 +165,9 @@ class _Quantization:
         if value not in self.copies:
             factor = torch.tensor([1 / self._scale(value)], device="cpu")
             inputs = {"x": value, "factor": self.graph.add_constant(f"{value}_factor", factor)}
-            name = self.graph.fresh(f"{value}_{self.dtype}")
-            node = Quantize.node(name, inputs, {"store": self.dtype}, self.graph.shape_of(value))
-            self.graph.insert_before(before, node)
-            self.copies[value] = node.name
+            store, shape = {"store": self.dtype}, self.graph.shape_of(value)
+            copy = Quantize.node(f"{value}_{self.dtype}", inputs, store, shape)
+            self.copies[value] = self.graph.add(copy, before)
         return self.copies[value]
 
     def _constants(

@@ -151,9 +151,9 @@ def _sink(graph: Graph, node: Node) -> None:
         return
     moved = passing_channels(reader, order, channels, graph)
     if moved is not None:
-        first = replace(moved, name=graph.fresh(f"{reader.name}_unshuffled"))
-        graph.insert_before(reader.name, first.with_inputs(x=node.inputs["x"]))
-        graph.nodes[reader.name] = Shuffle.instead_of(reader, {"x": first.name}, **node.attributes)
+        moved = replace(moved.with_inputs(x=node.inputs["x"]), name=f"{reader.name}_unshuffled")
+        first = graph.add(moved, before=reader.name)
+        graph.nodes[reader.name] = Shuffle.instead_of(reader, {"x": first}, **node.attributes)
         del graph.nodes[node.name]
 
 
@@ -181,7 +181,7 @@ def _collect(
     Readers that pass channels on are followed to their own readers. Return False if a reader cannot be rewritten.
     """
     for reader in readers:
-        if [role for role, name in reader.inputs.items() if name == value] != ["x"]:
+        if reader.roles_of(value) != ["x"]:
             return False
         selected = selected_channels(reader)
         if selected is not None:

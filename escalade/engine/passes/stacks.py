@@ -1,18 +1,22 @@
-"""Reductions over a stacked dimension, replaced by pointwise functions of the items; the stack is never written.
+"""Removal of stacks and of `slice_scatter`: readers use what was stacked or written, and neither is written to memory.
 
-Weighted branches of a network are often written this way: `(stack(a, b) * softmax(w)).sum(1)`. Channels that are split
-into groups, as in `x.view(batch, 2, channels, height, width).sum(1)`, are a stack of slices, which stay in NHWC.
+Weighted branches of a network are often a reduction over a stacked dimension: `(stack(a, b) * softmax(w)).sum(1)`.
+Channels that are split into groups, as in `x.view(batch, 2, channels, height, width).sum(1)`, are a stack of slices,
+which stay in NHWC.
+
+Functionalized in-place writes to a slice leave `slice_scatter` behind. `y = x[:, :16]; y += z` is captured as a sum, a
+copy of x with the sum scattered over its first channels, and a slice of that copy. A read within the written range
+reads the sum instead, a read outside of it reads x, and a read of both reads a concatenation.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape, dtype_name
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import AtenCall, Operator, name_of
+from escalade.engine.nodes.base import AtenCall, Operator
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import Concatenate, Reshape, Slice, concatenated_values
@@ -89,7 +93,7 @@ def _stacked(graph: Graph, node: Node) -> tuple[list[str], int] | None:
             and graph.shape_of(part.inputs["x"]) == _drop_dim(node.shape, dim)
         ]
         return (items, dim) if len(items) == len(parts) else None
-    if not Aten.matches(node) or name_of(node.attributes["target"]) != "stack":
+    if node.calls != "stack":
         return None
     call = AtenCall(node)
     tensors, dim = call("tensors", ()), call("dim", 0)
@@ -108,15 +112,13 @@ def _item(graph: Graph, before: Node, name: str, dim: int, index: int) -> str:
     is_expression = node is not None and operator_of(node).expression(node) is not None
     if node is not None and is_expression and _item_count(graph, name, dim):
         inputs = {role: _item(graph, before, value, dim, index) for role, value in node.inputs.items()}
-        item = replace(node, name=graph.fresh(f"{name}_{index}"), inputs=inputs, shape=_drop_dim(shape, dim))
-        graph.insert_before(before.name, item)
-        return item.name
+        item = replace(node, name=f"{name}_{index}", inputs=inputs, shape=_drop_dim(shape, dim))
+        return graph.add(item, before=before.name)
     dtype = dtype_name(graph.dtype_of(name))
 
     def add(operator: type[Operator], value: str, shape: Shape, **attributes: int) -> str:
-        made = operator.node(graph.fresh(f"{name}_{index}"), {"x": value}, attributes, shape, dtype)
-        graph.insert_before(before.name, made)
-        return made.name
+        made = operator.node(f"{name}_{index}", {"x": value}, attributes, shape, dtype)
+        return graph.add(made, before=before.name)
 
     dropped, merged = _drop_dim(shape, dim), _merged_shape(shape, dim)
     if shape[dim] == 1:
@@ -141,10 +143,9 @@ def _combine(graph: Graph, node: Node, kind: str, items: list[str]) -> None:
     shape = _drop_dim(graph.shape_of(node.inputs["x"]), node.attributes["dims"][0])
 
     def add(expression: str, **inputs: str) -> str:
-        name = graph.fresh(f"{node.name}_of_items")
-        combined = Pointwise.node(name, inputs, {"expression": expression}, shape, node.dtype)
-        graph.insert_before(node.name, combined)
-        return name
+        attributes = {"expression": expression}
+        combined = Pointwise.node(f"{node.name}_of_items", inputs, attributes, shape, node.dtype)
+        return graph.add(combined, before=node.name)
 
     result, *others = items
     for other in others:
@@ -155,3 +156,88 @@ def _combine(graph: Graph, node: Node, kind: str, items: list[str]) -> None:
         graph.nodes[node.name] = Reshape.instead_of(node, {"x": result})
     else:
         graph.remove(node, instead=result)
+
+
+@dataclass(frozen=True)
+class _SliceWrite:
+    """A range in one dimension of `value` that `source` is written to."""
+
+    value: str
+    source: str
+    dimension: int
+    first: int
+    end: int
+
+
+def resolve_scatters(graph: Graph) -> None:
+    """Replace slice scatters by reads of their sources, or by concatenations."""
+    for node in graph:
+        write = _slice_write(graph, node)
+        if write is not None and graph.shape_of(write.source) == node.shape:
+            graph.remove(node, instead=write.source)
+    for name in reversed(
+        tuple(graph.nodes)
+    ):  # last first: a later write may remove all reads of an earlier one
+        write = _slice_write(graph, graph.nodes[name]) if name in graph.nodes else None
+        if write is None:
+            continue
+        for reader in graph.users().get(name, []):
+            _redirect_read(graph, reader, write)
+        if graph.users().get(name) or name in graph.outputs:
+            _to_concatenation(graph, graph.nodes[name], write)
+        else:
+            del graph.nodes[name]
+
+
+def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
+    """Return the write of a contiguous range that a node makes to a copy of a value."""
+    if node.calls != "slice_scatter" or not node.is_floating:
+        return None
+    call = AtenCall(node)
+    value, source, dimension = call.value("self"), call.value("src"), call("dim", 0)
+    if value is None or source is None or call("step", 1) != 1 or not isinstance(dimension, int):
+        return None
+    dimension %= len(node.shape)
+    size, length, start = node.shape[dimension], graph.shape_of(source)[dimension], call("start", 0)
+    if graph.shape_of(source) == node.shape:
+        return _SliceWrite(value, source, dimension, 0, 0)
+    if not (isinstance(size, int) and isinstance(length, int) and isinstance(start, int)):
+        return None  # a range of the batch
+    if {value, source} & graph.constants.keys():
+        return None
+    first = min(max(start + size if start < 0 else start, 0), size)
+    return _SliceWrite(value, source, dimension, first, first + length)
+
+
+def _redirect_read(graph: Graph, reader: Node, write: _SliceWrite) -> None:
+    """Redirect a slice that lies within the written range, or outside of it, to the value that it comes from."""
+    if not Slice.matches(reader) or reader.attributes["dimension"] != write.dimension:
+        return
+    first, length = reader.attributes["first"], reader.shape[write.dimension]
+    assert isinstance(length, int)
+    if first >= write.end or first + length <= write.first:
+        graph.nodes[reader.name] = reader.with_inputs(x=write.value)
+    elif write.first <= first and first + length <= write.end:
+        if reader.shape == graph.shape_of(write.source):
+            graph.remove(reader, instead=write.source)
+        else:
+            inside = reader.with_attributes(first=first - write.first)
+            graph.nodes[reader.name] = inside.with_inputs(x=write.source)
+
+
+def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
+    """Replace the write by a concatenation of what is left of the value and the source."""
+    dimension = write.dimension
+    size = node.shape[dimension]
+    assert isinstance(size, int)
+    parts = []
+    for first, end in ((0, write.first), (write.first, write.end), (write.end, size)):
+        if first == write.first and end == write.end:
+            parts.append(write.source)
+        elif end > first:
+            shape = (*node.shape[:dimension], end - first, *node.shape[dimension + 1 :])
+            attributes = {"dimension": dimension, "first": first}
+            rest = Slice.node(f"{node.name}_rest", {"x": write.value}, attributes, shape, node.dtype)
+            parts.append(graph.add(rest, before=node.name))
+    inputs: dict[str, str | None] = {f"x{number}": part for number, part in enumerate(parts)}
+    graph.nodes[node.name] = Concatenate.instead_of(node, inputs, dimension=dimension)

@@ -17,8 +17,8 @@ from escalade.engine.nodes.batch_norm import (
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient
 from escalade.engine.nodes.elementwise import Add, Relu
 from escalade.engine.nodes.pointwise import Pointwise
-from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
-from escalade.engine.passes.estimates import Estimates, nhwc_forms
+from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of, with_producer
+from escalade.engine.passes.estimates import Estimates, assumed_forms
 from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_operands, sort_nodes
 from escalade.ops.expressions import IDENTITY, Expression
 
@@ -98,18 +98,12 @@ def fuse_batch_norm_statistics(graph: Graph, dtype: str, estimates: Estimates) -
         inputs |= {"mean": outputs["mean"].name, "variance": variance.name}
         kept = {name: value for name, value in a.items() if name not in ("momentum", "source")}
         normalize = BatchNorm.instead_of(node, inputs, **kept)
-        forms = forms or nhwc_forms(graph, dtype)
-        own = forms.of(node)
-        if own is None:
-            continue
-        together, apart = (estimates.total_us(nodes, own) for nodes in ((fused, normalize), (layer, node)))
-        if together is None or apart is None or together >= apart:
+        forms = forms or assumed_forms(graph, dtype)
+        if not estimates.favor((fused, normalize), (layer, node), forms.of(node)):
             continue
         graph.nodes |= {fused.name: fused, variance.name: variance, normalize.name: normalize}
         for one in outputs.values():
-            graph.nodes[one.name] = SideOutput.of(
-                fused, one.name, one.attributes["buffer"], one.shape, one.dtype
-            )
+            graph.nodes[one.name] = with_producer(one, fused)
     sort_nodes(graph)
 
 
@@ -154,20 +148,14 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
         sums = {role: outputs[role].name for role in ("weight_gradient", "bias_gradient")}
         rest = node.with_inputs(output=None, bias=None, **sums)
         rest = rest.with_attributes(mask="none", residual=False, summed=True)
-        forms = forms or nhwc_forms(graph, dtype)
-        here = forms.of(node)
-        together, apart = (
-            None if here is None else estimates.total_us(nodes, here)
-            for nodes in ((summed, rest), (gradient, node))
-        )
-        if together is None or apart is None or together >= WORTHWHILE * apart:
+        forms = forms or assumed_forms(graph, dtype)
+        if not estimates.favor((summed, rest), (gradient, node), forms.of(node), WORTHWHILE):
             continue
         if RESIDUAL_GRADIENT in outputs:
             graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)
         graph.nodes |= {summed.name: summed, rest.name: rest}
-        for role in sums:
-            one = outputs[role]
-            graph.nodes[one.name] = SideOutput.of(summed, one.name, role, one.shape, one.dtype)
+        for role, name in sums.items():
+            graph.nodes[name] = with_producer(outputs[role], summed)
     sort_nodes(graph)
 
 
@@ -230,5 +218,5 @@ def _bias_for_mask(output: str, node: Node, graph: Graph) -> str | None:
 def _replace(graph: Graph, node: Node) -> None:
     """Replace the node of the same name, and its side outputs."""
     for one in side_outputs_of(node, graph):
-        graph.nodes[one.name] = SideOutput.of(node, one.name, one.attributes["buffer"], one.shape, one.dtype)
+        graph.nodes[one.name] = with_producer(one, node)
     graph.nodes[node.name] = node

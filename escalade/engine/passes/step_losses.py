@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import AtenCall, activation_of, name_of
+from escalade.engine.nodes.base import AtenCall, activation_of
 from escalade.engine.nodes.losses import LOSS, CrossEntropy, PointwiseLoss
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
@@ -27,15 +26,10 @@ _IGNORED_CLASS = -100  # PyTorch's default
 def fuse_cross_entropy(graph: Graph) -> None:
     """Fuse the log-softmax, the loss by target class, and the gradients of both, with the casts around them."""
     for node in graph:
-        if _target(node) == "_log_softmax_backward_data":
+        if node.calls == "_log_softmax_backward_data":
             found = _CrossEntropy.match(node, graph)
             if found is not None:
                 found.fuse(graph)
-
-
-def _target(node: Node | None) -> str:
-    """Return the name of the PyTorch operator that a node calls; empty for other nodes."""
-    return name_of(node.attributes["target"]) if Aten.matches(node) else ""
 
 
 @dataclass(frozen=True)
@@ -63,16 +57,15 @@ class _CrossEntropy:
         end, users = AtenCall(last), graph.users()
         logs = graph.nodes.get(end.value("output") or "")
         backward, cast = _without_cast(graph.nodes.get(end.value("grad_output") or ""), graph)
-        if _target(logs) != "_log_softmax" or backward is None or _target(backward) not in _FORWARD:
+        if logs is None or logs.calls != "_log_softmax" or backward is None or backward.calls not in _FORWARD:
             return None
-        assert logs is not None
         widened = tuple(one for one in users[logs.name] if cast_source(one, graph) is not None)
         log_names = {logs.name, *(one.name for one in widened)}
         call = AtenCall(backward)
         target, scale, x = call.value("target"), call.value("grad_output"), AtenCall(logs).value("self")
         reduction, ignored = _REDUCTIONS.get(call("reduction", 1)), call("ignore_index", _IGNORED_CLASS)
         readers = [one for name in log_names for one in users.get(name, [])]
-        losses = tuple(one for one in graph if one in readers and _target(one) == _FORWARD[_target(backward)])
+        losses = tuple(one for one in graph if one in readers and one.calls == _FORWARD[backward.calls])
         if target is None or scale is None or x is None or reduction is None:
             return None
         if (

@@ -15,7 +15,7 @@ from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms, Lowered, Placement
 from escalade.engine.nodes.side_outputs import side_buffer_of
 from escalade.engine.nodes.views import Concatenate, Slice
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.plan import PlanStep
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card, DeviceOrCard

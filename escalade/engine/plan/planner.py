@@ -16,7 +16,7 @@ from escalade.engine.nodes import operator_of, reads_raw_image, stored_forms
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.lowering import OWN, Forms, Placement
 from escalade.engine.nodes.views import Concatenate
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.choices import StepChoices, pitched_problem
 from escalade.engine.plan.liveness import Liveness, assign_arenas, values_outside
 from escalade.engine.plan.moves import fuse_moves

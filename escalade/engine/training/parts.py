@@ -9,8 +9,13 @@ from typing import Any
 import torch
 
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.capture.aot_graph import AotGraph, GraphResult, PassedThrough, capture_aot_graph
-from escalade.engine.capture.functional import keep_operators_whole
+from escalade.engine.capture.functional import (
+    AotGraph,
+    GraphResult,
+    PassedThrough,
+    capture_aot_graph,
+    keep_operators_whole,
+)
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimize_step
 from escalade.engine.plan.constants import ConstantCache

@@ -16,10 +16,9 @@ from escalade.engine.explain import Explanation, explain_plan, mebibytes
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.aten import is_random
-from escalade.engine.passes import optimize_step
+from escalade.engine.passes import FusionLevel, optimize_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
-from escalade.engine.passes.counters import drop_counters
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes.simplify import drop_counters
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import avoid_failed
 from escalade.engine.plan.plan import Plan

@@ -15,7 +15,7 @@ from escalade.device.timing import CallSampler
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck

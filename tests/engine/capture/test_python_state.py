@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.engine.capture.any_size import AnySize
-from escalade.engine.capture.export import capture
+from escalade.engine.capture.export import AnySize, capture
 from escalade.engine.capture.python_state import _MAX_VALUES
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.training.step import training_step

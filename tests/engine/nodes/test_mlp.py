@@ -17,9 +17,8 @@ from escalade.engine import compile, load
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.passes import for_batch, optimize
+from escalade.engine.passes import FusionLevel, for_batch, optimize
 from escalade.engine.passes.fuse_mlp import MAX_WEIGHT_BYTES
-from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
 

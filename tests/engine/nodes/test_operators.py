@@ -31,7 +31,6 @@ from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.matching import MATCHERS
 from escalade.engine.passes import for_batch, fuse, optimize, optimize_step, quantize
-from escalade.engine.passes.batch_norm import scaled_axis
 from escalade.engine.passes.calibrate import histograms
 from escalade.engine.passes.channel_order import (
     passing_channels,
@@ -39,10 +38,10 @@ from escalade.engine.passes.channel_order import (
     selected_channels,
     writing_channels,
 )
-from escalade.engine.passes.channel_scale import channel_scale
+from escalade.engine.passes.channel_scale import channel_scale, scaled_axis
 from escalade.engine.passes.epilogues import takes_epilogue
+from escalade.engine.passes.layout import feature_constants
 from escalade.engine.passes.quantize import quantized_weights
-from escalade.engine.passes.reorder_flattened import feature_constants
 from escalade.engine.plan.plan import PlanStep
 from escalade.engine.plan.planner import make_plan
 from escalade.models import FusedSpectralAutoencoder

@@ -12,7 +12,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.check import GraphError, check_graph
-from escalade.engine.nodes.base import name_of
+from escalade.engine.graph.graph import name_of
 from escalade.engine.nodes.pointwise import MAX_CALLS, MAX_TEXT, Pointwise
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
 from escalade.ops.expressions import Expression

@@ -13,7 +13,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import optimize
-from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.simplify import fold_constants
 from tests.engine.graphs import evaluate, node_of, ops
 
 

@@ -14,16 +14,13 @@ from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.nodes import layout_of
 from escalade.engine.nodes.base import activation_of
-from escalade.engine.passes import for_batch, optimize
-from escalade.engine.passes.batch_norm import fold_batch_norm
-from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.cse import eliminate_common_subexpressions
+from escalade.engine.passes import FusionLevel, for_batch, optimize
+from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
-from escalade.engine.passes.fuse_shortcut import fuse_shortcuts
-from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.layout import assign_layouts
-from escalade.engine.passes.permutes import sink_permutes
-from escalade.engine.passes.reorder_flattened import reorder_flattened
+from escalade.engine.passes.layout import assign_layouts, reorder_flattened
+from escalade.engine.passes.merge_convs import fuse_shortcuts
+from escalade.engine.passes.simplify import eliminate_common_subexpressions, fold_constants
+from escalade.engine.passes.views import sink_permutes
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import for_batch, optimize
-from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes import FusionLevel, for_batch, optimize
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import TWIN
 from escalade.ops.conv2d.rungs.direct import Direct

@@ -20,10 +20,8 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import fuse, optimize, quantize
-from escalade.engine.passes.calibrate import histograms
-from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.histograms import BINS, METHODS, Histogram
+from escalade.engine.passes import FusionLevel, fuse, optimize, quantize
+from escalade.engine.passes.calibrate import BINS, METHODS, Histogram, histograms
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import QUANTIZED, STORAGE
 from escalade_apps.classify.images import Crop, decode

@@ -10,7 +10,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes.scatters import resolve_scatters
+from escalade.engine.passes.stacks import resolve_scatters
 
 
 class Model(nn.Module):

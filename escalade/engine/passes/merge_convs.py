@@ -1,4 +1,4 @@
-"""Merge of parallel convolutions: the image is read once, and one larger launch fills the GPU better."""
+"""Merge of convolutions: of those that read one image, and of a shortcut with the convolution that it is added to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, joint_source
-from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.base import with_channels
-from escalade.engine.nodes.conv2d import Conv2d
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes import stored_forms
+from escalade.engine.nodes.base import activation_of, with_channels
+from escalade.engine.nodes.conv2d import Conv2d, has_one_input
+from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.estimates import Estimates
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 
@@ -66,13 +65,9 @@ def _merge(convs: Sequence[Node], graph: Graph) -> Node | None:
     first = convs[0]
     if len({graph.constants[node.inputs["weight"]].shape[1:] for node in convs}) > 1:
         return None
-    constants = {
-        role: graph.add_constant(
-            f"{first.name}_joined_{role}", torch.cat([graph.constants[node.inputs[role]] for node in convs])
-        )
-        for role in ("weight", "bias")
-        if role in first.inputs
-    }
+    roles = [role for role in ("weight", "bias") if role in first.inputs]
+    joined = {role: torch.cat([graph.constants[node.inputs[role]] for node in convs]) for role in roles}
+    constants = graph.add_constants(f"{first.name}_joined", joined)
     wide = with_channels(first, graph.constants[constants["weight"]].shape[0])
     return replace(
         wide.with_inputs(**constants), name=graph.fresh(f"{first.name}_joined"), source=joint_source(*convs)
@@ -99,24 +94,59 @@ def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, es
     if before is None or after is None:
         return False
     for reader, value in readers:
-        us = _strided_time(reader, value, _channels(merged), forms, estimates)
-        if us is None:
+        pitches = dict.fromkeys(reader.roles_of(value), _channels(merged))
+        choice = estimates.choice(reader, forms, pitches, exact=True) if len(pitches) == 1 else None
+        if choice is None:
             return False
-        after += us
+        after += estimates.us(choice)
     return after < before
 
 
-def _strided_time(node: Node, value: str, pitch: int, forms: Forms, estimates: Estimates) -> float | None:
-    """Return the time of a node that reads `value` with this pixel pitch in elements; None if it cannot."""
-    roles = [role for role, name in node.inputs.items() if name == value]
-    lowered: Lowered | None = operator_of(node).lower(node, forms)
-    if lowered is None or len(roles) != 1:
-        return None
-    try:
-        problem = lowered.with_pitches({roles[0]: pitch})
-        if problem is None:
-            return None
-        choice = estimates.choose(replace(lowered, problem=problem))
-    except UnsupportedError:
-        return None
-    return estimates.us(choice) if choice.problem == problem else None
+CHANNEL_UNIT = 8  # channels of both inputs must fill 16-byte loads of 16-bit values
+
+
+def fuse_shortcuts(graph: Graph) -> None:
+    """Replace conv(x) + conv1x1(s) by one convolution that accumulates the products of both.
+
+    The shortcut's result is neither written nor read.
+    """
+    for node in graph:
+        if not Conv2d.matches(node) or "residual" not in node.inputs:
+            continue
+        if "residual" in activation_of(node).inputs:
+            continue  # used in other ways than a plain addition
+        shortcut = graph.nodes.get(node.inputs["residual"])
+        if not Conv2d.matches(shortcut) or not _is_shortcut(graph, shortcut, node):
+            continue
+        fused = node.with_inputs(
+            shortcut=shortcut.inputs["x"],
+            shortcut_weight=shortcut.inputs["weight"],
+            bias=_joint_bias(graph, node, shortcut),
+            residual=None,
+        ).with_attributes(shortcut_stride=shortcut.attributes["stride"][0])
+        graph.nodes[node.name] = replace(fused, source=joint_source(node, shortcut))
+        del graph.nodes[shortcut.name]
+
+
+def _is_shortcut(graph: Graph, shortcut: Node, node: Node) -> bool:
+    if not activation_of(shortcut).is_identity or not has_one_input(shortcut):
+        return False
+    if graph.only_user(shortcut.name) is not node:
+        return False
+    a, weight = shortcut.attributes, graph.constants[shortcut.inputs["weight"]]
+    channels = weight.shape[1], graph.constants[node.inputs["weight"]].shape[1]
+    return (
+        tuple(weight.shape[2:]) == (1, 1)
+        and a["stride"][0] == a["stride"][1]
+        and a["padding"] == (0, 0)
+        and a["groups"] == node.attributes["groups"] == 1
+        and all(count % CHANNEL_UNIT == 0 for count in channels)
+    )
+
+
+def _joint_bias(graph: Graph, node: Node, shortcut: Node) -> str | None:
+    biases = [layer.inputs["bias"] for layer in (node, shortcut) if "bias" in layer.inputs]
+    if len(biases) < 2:
+        return biases[0] if biases else None
+    both = graph.constants[biases[0]].double() + graph.constants[biases[1]].double()
+    return graph.add_constant(f"{node.name}_bias", both.float())

@@ -1,14 +1,18 @@
-"""Constant folding: nodes that depend only on constants, and values without elements."""
+"""Simplification: constant folding, common subexpression elimination, values without elements, and counters."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from escalade.engine.graph.aten import OperatorError
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, map_leaves
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import is_random, unread_inputs
+from escalade.engine.nodes.base import AtenCall
 from escalade.engine.nodes.evaluate import compute
 
 MAX_GROWTH = 16  # elements of a folded constant per element of its origins; beyond, recomputing is cheaper
@@ -71,3 +75,51 @@ def drop_empty(graph: Graph) -> None:
         dtype = getattr(torch, node.dtype)
         graph.constants[node.name] = torch.empty(node.shape, dtype=dtype, device=home)  # type: ignore[arg-type]
     graph.remove_dead_code()
+
+
+def eliminate_common_subexpressions(graph: Graph) -> None:
+    """Merge nodes with the same operator, inputs and attributes, e.g. an activation that every block repeats.
+
+    Random operators are never merged, nor are outputs, which stay separate tensors.
+    """
+    first: dict[Any, str] = {}
+    for node in graph:
+        if node.name in graph.outputs or is_random(node):
+            continue
+        inputs = tuple(sorted(node.inputs.items()))
+        key = operator_of(node).name, inputs, _key(node.attributes), node.shape, node.dtype
+        original = first.setdefault(key, node.name)
+        if original != node.name:
+            graph.remove(node, instead=original)
+
+
+def _key(attributes: Any) -> str:
+    """Return attributes as text, which tells 1, 1.0 and True apart."""
+    return repr(map_leaves(lambda leaf: leaf, attributes))
+
+
+def drop_counters(graph: Graph, buffers: Mapping[int, str]) -> dict[int, int]:
+    """Remove outputs that only add an integer to a buffer; return the increments by output index."""
+    increments = {}
+    for index, buffer in buffers.items():
+        node = graph.nodes.get(graph.outputs[index])
+        if (
+            node is not None
+            and set(node.inputs.values()) == {buffer}
+            and (step := _increment(node)) is not None
+        ):
+            increments[index] = step
+    kept = [index for index in range(len(graph.outputs)) if index not in increments]
+    graph.outputs = tuple(graph.outputs[index] for index in kept)
+    graph.output_types = tuple(graph.output_types[index] for index in kept)
+    graph.remove_dead_code()
+    return increments
+
+
+def _increment(node: Node) -> int | None:
+    """Return the integer that a node adds to a counter; None if it does anything else."""
+    if node.calls != "add" or node.dtype != "int64":
+        return None
+    call = AtenCall(node)
+    other = call("other")
+    return other if type(other) is int and call("alpha", 1) == 1 and call.value("self") is not None else None

@@ -1,0 +1,257 @@
+"""Views moved or replaced so that layers read images in NHWC: permutations, sequences, pools over channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.linear import Linear
+from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
+from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
+from escalade.engine.nodes.rearrange import Pad2d
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.signature import Attributes
+from escalade.engine.nodes.views import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Concatenate,
+    Permute,
+    Reshape,
+    Slice,
+    image_shape,
+)
+
+
+def sink_permutes(graph: Graph) -> None:
+    """Replace f(permute(x)) by permute(g(x)) where an operator has such a g.
+
+    A block that permutes to channels-last for a norm and two linear layers, and back, then has no permutation left, and
+    its linear layers become 1×1 convolutions, with their fusions.
+    """
+    for node in graph:
+        if Permute.matches(node):
+            _compose(graph, node)
+        else:
+            _sink(graph, node)
+    graph.remove_dead_code()
+
+
+def _compose(graph: Graph, node: Node) -> None:
+    """Merge a permutation with a preceding one; remove both if they cancel."""
+    before = graph.nodes.get(node.inputs["x"])
+    if not Permute.matches(before):
+        return
+    first, second = before.attributes["order"], node.attributes["order"]
+    order = tuple(first[dim] for dim in second)
+    if order == tuple(range(len(order))):
+        graph.remove(node, instead=before.inputs["x"])
+    else:
+        both = node.with_inputs(x=before.inputs["x"]).with_attributes(order=order)
+        graph.nodes[node.name] = both
+
+
+def _sink(graph: Graph, node: Node) -> None:
+    values = {role: name for role, name in node.inputs.items() if name not in graph.constants}
+    permutes = [graph.nodes.get(name) for name in values.values()]
+    matching = [permute for permute in permutes if Permute.matches(permute)]
+    if not matching or len(matching) != len(permutes):
+        return
+    orders = {permute.attributes["order"] for permute in matching}
+    if len(orders) > 1:
+        return
+    (order,) = orders
+    moved = _before_permute(node, order, graph)
+    if moved is None:
+        return
+    sources = {name: graph.nodes[name].inputs["x"] for name in values.values()}
+    inputs = {role: sources.get(name, name) for role, name in moved.inputs.items()}
+    name = graph.add(replace(moved, name=f"{node.name}_unpermuted", inputs=inputs), before=node.name)
+    graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
+
+
+def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+    """Return the node g with permute(g(x)) = node(permute(x)), still reading the permuted values; None without one."""
+    if len(node.shape) != len(order):
+        return None
+    shape = tuple(size for _, size in sorted(zip(order, node.shape, strict=True), key=lambda pair: pair[0]))
+    moved = replace(node, shape=shape)
+    if operator_of(node).expression(node) is not None:
+        return moved.with_inputs(**_unpermuted_constants(node, order, graph))
+    if order != CHANNELS_LAST:
+        return None
+    # Rows of channels are the pixels of an image.
+    if Linear.matches(node):
+        weight = graph.constants[node.inputs["weight"]][:, :, None, None]
+        return Conv2d.instead_of(
+            moved, {**node.inputs, "weight": graph.add_constant(f"{node.name}_weight", weight)},
+            stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=node.attributes["relu"],
+        )  # fmt: skip
+    takes_channels = any(kind.matches(node) for kind in (Softmax, LogSoftmax, LayerNorm))
+    is_rows = takes_channels and not node.attributes.get("of_channels")
+    return moved.with_attributes(of_channels=True) if is_rows else None
+
+
+def _unpermuted_constants(node: Node, order: tuple[int, ...], graph: Graph) -> dict[str, str]:
+    moved = {}
+    for role, name in node.inputs.items():
+        if name in graph.constants:
+            constant = graph.constants[name]
+            whole = constant.view(*[1] * (len(order) - constant.dim()), *constant.shape)
+            moved[role] = whole.permute([order.index(dim) for dim in range(len(order))]).contiguous()
+    return graph.add_constants(node.name, moved)
+
+
+def keep_sequences_as_images(graph: Graph) -> None:
+    """Apply nodes between two 1-D layers to images of height 1, so that the views in between cancel."""
+    for node in graph:
+        if Reshape.matches(node):
+            _view_image_directly(graph, node)
+        elif len(node.shape) == 3 and node.is_floating:
+            _apply_to_image(graph, node)
+    graph.remove_dead_code()
+
+
+def _view_image_directly(graph: Graph, node: Node) -> None:
+    """Turn a view of an image's sequence into a view of the image."""
+    image = _image(graph, node.inputs["x"])
+    if image is None:
+        return
+    if graph.shape_of(image) == node.shape:
+        graph.remove(node, instead=image)
+    else:
+        graph.nodes[node.name] = node.with_inputs(x=image)
+
+
+def _apply_to_image(graph: Graph, node: Node) -> None:
+    attributes = _image_attributes(node)
+    if attributes is None:
+        return
+    inputs = {}
+    for role, name in node.inputs.items():
+        if name in graph.constants:
+            constant = graph.constants[name]
+            inputs[role] = (
+                graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
+            )
+            continue
+        image = _image(graph, name)
+        if image is None:
+            return
+        inputs[role] = image
+    shape = image_shape(node.shape)
+    on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
+    image = graph.add(on_image, before=node.name)
+    graph.nodes[node.name] = Reshape.instead_of(node, {"x": image})
+
+
+def _image(graph: Graph, name: str) -> str | None:
+    """Return the image of height 1 that a value is a sequence view of."""
+    node = graph.nodes.get(name)
+    if not Reshape.matches(node) or "order" in node.attributes:
+        return None
+    image = node.inputs["x"]
+    return image if len(node.shape) == 3 and graph.shape_of(image) == image_shape(node.shape) else None
+
+
+def _image_attributes(node: Node) -> Attributes | None:
+    """Return the attributes of a node that is applied to images of height 1; None if it cannot be."""
+    a = node.attributes
+    if Concatenate.matches(node) or Slice.matches(node):
+        return {**a, "dimension": _image_dim(a["dimension"])}
+    if Reduce.matches(node):
+        return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
+    operator = operator_of(node)
+    return a if operator.takes_any_rank or operator.expression(node) is not None else None
+
+
+def _image_dim(dim: int) -> int:
+    return dim + (dim >= 2)
+
+
+_PAIRS = ("kernel", "stride", "padding", "dilation")
+"""Attributes for rows and columns, which change places."""
+
+
+def pool_channels_last(graph: Graph) -> None:
+    """Let windows over channels slide along the rows of NHWC pixels.
+
+    A model views an image as [batch, 1, channels, pixels] for them. In PyTorch's order that takes a conversion before
+    and one after.
+    """
+    for node in graph:
+        image = _image_of(graph, node)
+        if image is None or not _is_nhwc(graph, image):
+            continue
+        chain = [node]
+        while (reader := graph.only_user(chain[-1].name)) is not None:
+            chain.append(reader)
+            if not _is_windowed(reader):
+                break
+        windowed, last = chain[1:-1], chain[-1]
+        if windowed and Reshape.matches(last):
+            _transpose(graph, image, windowed, last, graph.shape_of(image)[2:])
+    graph.remove_dead_code()
+
+
+def _image_of(graph: Graph, node: Node) -> str | None:
+    """Return the image whose channels and pixels a node views as rows and columns."""
+    if not Reshape.matches(node) or len(node.shape) != 4 or node.shape[1] != 1:
+        return None
+    image = node.inputs["x"]
+    shape = graph.shape_of(image)
+    return image if len(shape) == 4 and (shape[0], shape[1]) == (node.shape[0], node.shape[2]) else None
+
+
+def _is_nhwc(graph: Graph, name: str) -> bool:
+    """Return True if a layer computes a value in NHWC, or others do that it is a pointwise function of."""
+    node = graph.nodes.get(name)
+    if node is None:
+        return False
+    operator = operator_of(node)
+    if operator.expression(node) is None:
+        return operator.preferred_layout == "nhwc" and not Reshape.matches(node)
+    return any(_is_nhwc(graph, value) for value in node.inputs.values())
+
+
+def _is_windowed(node: Node) -> bool:
+    """Return True if a node pads or pools rows only."""
+    a = node.attributes
+    if Pad2d.matches(node):
+        return not any(a["pads"][2:])
+    is_pool = AvgPool2d.matches(node) or MaxPool2d.matches(node)
+    return is_pool and all(a[key][1] == (key != "padding") for key in _PAIRS if key in a)
+
+
+def _transposed(node: Node) -> Node:
+    a, (batch, channels, rows, columns) = node.attributes, node.shape
+    changed = {key: (a[key][1], a[key][0]) for key in _PAIRS if key in a}
+    if "pads" in a:
+        changed["pads"] = (*a["pads"][2:], *a["pads"][:2])
+    return replace(node.with_attributes(**changed), shape=(batch, channels, columns, rows))
+
+
+def _transpose(graph: Graph, image: str, windowed: list[Node], last: Node, sides: Shape) -> None:
+    batch, _, channels, _ = windowed[-1].shape
+    before = graph.shape_of(image)[1]
+
+    def view(kind: type[Permute | Reshape], value: str, shape: Shape, **attributes: Shape) -> str:
+        made = kind.node(f"{value}_rows", {"x": value}, attributes, shape, last.dtype)
+        return graph.add(made, before=last.name)
+
+    pixels = windowed[-1].shape[3]
+    value = view(Permute, image, (batch, *sides, before), order=CHANNELS_LAST)
+    value = view(Reshape, value, (batch, 1, pixels, before))
+    for node in windowed:
+        moved = _transposed(node).with_inputs(x=value)
+        value = graph.add(replace(moved, name=f"{node.name}_rows"), before=last.name)
+    value = view(Reshape, value, (batch, *sides, channels))
+    value = view(Permute, value, (batch, channels, *sides), order=CHANNELS_FIRST)
+    while (reader := graph.only_user(last.name)) is not None and Reshape.matches(reader):
+        graph.remove(last, instead=value)  # squeeze, then view: only the last shape counts
+        last = graph.nodes[reader.name]
+    if last.shape == graph.shape_of(value):
+        graph.remove(last, instead=value)
+    else:
+        graph.nodes[last.name] = last.with_inputs(x=value)
