@@ -10,8 +10,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import problem_from
 from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.views import Reshape
-from escalade.ops.linear import LinearProblem
-from escalade.ops.linear.rungs.pooled import one_launch_pays
+from escalade.ops.linear import LinearProblem, one_launch_pays
 
 
 def fuse_pooled_linear(graph: Graph, dtype: str) -> None:

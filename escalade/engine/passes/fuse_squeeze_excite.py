@@ -15,8 +15,7 @@ from escalade.engine.nodes.mlp import SqueezeExcite, gate_problem
 from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.views import Reshape
 from escalade.errors import UnsupportedError
-from escalade.ops.squeeze_excite import SqueezeExciteProblem
-from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
+from escalade.ops.squeeze_excite import SqueezeExciteProblem, one_launch_pays
 
 
 def fuse_squeeze_excite(graph: Graph, dtype: str) -> None:

@@ -13,10 +13,9 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
+from escalade.ops.mlp import cuda_core
+from escalade.ops.mlp.cuda_core import ChainRung, gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import Layer, MlpProblem
-from escalade.ops.mlp.rungs import chain
-from escalade.ops.mlp.rungs.chain import ChainRung
-from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
 
 MOST_BATCH = 2**30
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -267,13 +266,13 @@ class Persistent(ChainRung[PersistentConfig]):
         planned = plan(p.layers, Shape(config.teams, config.threads, config.items), self.card.shared_bytes)
         assert planned is not None
         layers = [
-            chain.spell(p, number, widest_vector(p.dtype, layer.features))
+            cuda_core.spell(p, number, widest_vector(p.dtype, layer.features))
             for number, layer in enumerate(p.layers)
         ]
         lists: dict[str, Constant] = {
-            **chain.constants(p, layers),
+            **cuda_core.constants(p, layers),
             **gelu_constants(config.gelu),
-            "PLACE_LIST": chain.initializers(layout.fields() for layout in planned.layouts),
+            "PLACE_LIST": cuda_core.initializers(layout.fields() for layout in planned.layouts),
         }
         program = Program.of(
             "mlp/persistent.cu",
@@ -284,7 +283,7 @@ class Persistent(ChainRung[PersistentConfig]):
             vector_in=widest_vector(p.dtype, p.layers[0].features),
             vector_out=widest_vector(p.dtype, p.outputs),
         )
-        parameters = chain.parameters(p)
+        parameters = cuda_core.parameters(p)
         call = KernelCall(
             program,
             (min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
