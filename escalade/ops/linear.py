@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,9 +17,10 @@ from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
@@ -94,38 +94,6 @@ class LinearProblem(Named):
         return 2.0**-24 * math.sqrt(1 + (self.in_features + self.pixels - 1) / 6)
 
 
-# --- problems
-
-
-PROBLEMS = (
-    *(LinearProblem(batch, 512, 1000, bias=True) for batch in (1, 8, 32, 256)),
-    *(LinearProblem(batch, 25088, 4096, bias=True, relu=True) for batch in (1, 32)),
-    LinearProblem(10_000, 1296, 32, bias=True, relu=True),
-    *(LinearProblem(batch, 512, 1000, bias=True, pixels=49) for batch in (1, 2, 4)),
-    LinearProblem(1, 2048, 1000, bias=True, pixels=49),
-)
-"""The heads of ResNet and VGG, the first layer of a small autoencoder, and ResNet's heads with the mean."""
-
-SMALL_PROBLEMS = (
-    LinearProblem(1, 64, 40, bias=True),
-    LinearProblem(3, 520, 33, bias=True, relu=True),
-    LinearProblem(8, 36, 20),
-    LinearProblem(13, 130, 9, relu=True),
-    LinearProblem(2, 2056, 5, bias=True),
-    LinearProblem(37, 48, 68, bias=True),
-    LinearProblem(70, 31, 130, relu=True),
-    LinearProblem(1, 1, 1),
-    LinearProblem(1, 64, 40, bias=True, pixels=49),
-    LinearProblem(3, 200, 33, bias=True, relu=True, pixels=35),
-    LinearProblem(4, 31, 17, relu=True, pixels=2),
-    LinearProblem(1, 1040, 3, bias=True, pixels=29),
-    LinearProblem(18, 40, 9, bias=True, pixels=4),
-)
-"""Tested on the twin: a single row and several CTAs, odd feature counts, k in one piece and split; means over two
-pixels and over more than are loaded at once, of more features than a CTA has threads and of more rows than one launch
-takes."""
-
-
 # --- the reference
 
 
@@ -151,13 +119,13 @@ def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
     return torch.empty((problem.batch, problem.out_features), dtype=STORAGE[problem.dtype], device=device)
 
 
-def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def compute(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
     """Return the layer in the dtype of the inputs; x is [batch][in_features]."""
     y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
     return activation.apply(problem, y)
 
 
-def exact(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return compute(problem, dict(wide, x=_rows(problem, wide["x"])))
 
@@ -167,7 +135,7 @@ def _rows(problem: LinearProblem, x: torch.Tensor) -> torch.Tensor:
     return x.mean(1) if problem.pixels > 1 else x
 
 
-def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
     """Return PyTorch's result in the problem's dtype, with fp32 accumulation as in cuBLAS.
 
     The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits.
@@ -210,22 +178,16 @@ def launch_arguments(problem: LinearProblem, output: str = "y") -> tuple[Argumen
 
 
 @dataclass(frozen=True)
-class Naive(Rung[LinearProblem, ThreadsConfig]):
-    def supports(self, problem: LinearProblem) -> str | None:
-        return None
-
-    def configs(self, problem: LinearProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
+class Naive(ThreadsRung[LinearProblem]):
+    threads = (256, 128, 64)
 
     def recipe(self, problem: LinearProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
+        return launch(
             Program.of("linear/naive.cu", constants=activation.constants_of(problem), problem=problem),
-            (ceil_div(problem.output_elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            launch_arguments(problem),
-            overlap=True,
+            ceil_div(problem.output_elements, config.threads),
+            config.threads,
+            *launch_arguments(problem),
         )
-        return Recipe((call,))
 
 
 @dataclass(frozen=True)
@@ -300,12 +262,11 @@ class Tiled(Rung[LinearProblem, TiledConfig]):
             vector=widest_vector(p.dtype, p.in_features),
             tile_depth=TILE_DEPTH,
         )
-        product = KernelCall(
+        product = kernel_call(
             program,
-            (config.tiles(p), config.splits, 1),
-            (config.threads, 1, 1),
-            launch_arguments(p, "y" if whole else "parts"),
-            overlap=True,
+            (config.tiles(p), config.splits),
+            config.threads,
+            *launch_arguments(p, "y" if whole else "parts"),
         )
         if whole:
             return Recipe((product,))
@@ -316,25 +277,15 @@ class Tiled(Rung[LinearProblem, TiledConfig]):
 def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
     p = problem
     width = widest_vector("fp32", p.out_features)
-    return KernelCall(
+    return kernel_call(
         Program.of(
-            "linear/tiled_sum_parts.cu",
-            constants=activation.constants_of(p),
-            problem=p,
-            width=width,
+            "linear/tiled_sum_parts.cu", constants=activation.constants_of(p), problem=p, width=width,
             splits=splits,
         ),
-        (ceil_div(p.output_elements // width, 128), 1, 1),
-        (128, 1, 1),
-        (
-            Buffer("parts"),
-            Buffer("bias", optional=True),
-            Buffer("y"),
-            p.out_features,
-            Int64(p.output_elements),
-        ),
-        overlap=True,
-    )
+        ceil_div(p.output_elements // width, 128),
+        128,
+        Buffer("parts"), Buffer("bias", optional=True), Buffer("y"), p.out_features, Int64(p.output_elements),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -384,26 +335,19 @@ class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
     def recipe(self, problem: LinearProblem, config: WarpConfig) -> Recipe:
         width = widest_vector(problem.dtype, problem.in_features)
         warps = config.output_warps * config.depth_warps
-        call = KernelCall(
+        return launch(
             Program.of(
-                "linear/warp_per_output.cu",
-                constants=activation.constants_of(problem),
-                problem=problem,
-                width=width,
-                config=config,
-                warps=warps,
+                "linear/warp_per_output.cu", constants=activation.constants_of(problem), problem=problem,
+                width=width, config=config, warps=warps,
             ),
             (
                 ceil_div(problem.out_features, config.outputs * config.output_warps),
                 ceil_div(problem.batch, config.rows),
-                1,
             ),
-            (warps * 32, 1, 1),
-            (*launch_arguments(problem), WeightsReady(("weight", "bias"))),
+            warps * 32,
+            *launch_arguments(problem), WeightsReady(("weight", "bias")),
             shared_bytes=warps * config.stages * config.outputs * 32 * width * ELEMENT_BYTES[problem.dtype],
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 def _fitted(problem: LinearProblem, config: WarpConfig, card: Card) -> WarpConfig:
@@ -612,21 +556,17 @@ class Pooled(Rung[LinearProblem, PooledConfig]):
     def recipe(self, problem: LinearProblem, config: PooledConfig) -> Recipe:
         p, vector = problem, _vector(problem)
         groups = max(1, min(config.threads * vector // p.in_features, p.pixels, MOST_GROUPS))
-        call = KernelCall(
+        return launch(
             Program.of(
                 "linear/pooled.cu", constants=activation.constants_of(p), problem=p, config=config, vector=vector,
                 groups=groups, ahead=min(p.pixels // groups, AHEAD_OF_BLOCK // config.threads),
             ),
-            (config.blocks(p), 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"),
-                p.out_features, WeightsReady(("weight", "bias")),
-            ),
+            config.blocks(p),
+            config.threads,
+            Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"), p.out_features,
+            WeightsReady(("weight", "bias")),
             shared_bytes=p.batch * p.in_features * (groups * 4 + ELEMENT_BYTES[p.dtype]),
-            overlap=True,
         )  # fmt: skip
-        return Recipe((call,))
 
 
 def _vector(problem: LinearProblem) -> int:
@@ -692,8 +632,32 @@ class Linear(Operation[LinearProblem]):
             POOLED,
         ),
     )
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(LinearProblem(batch, 512, 1000, bias=True) for batch in (1, 8, 32, 256)),
+        *(LinearProblem(batch, 25088, 4096, bias=True, relu=True) for batch in (1, 32)),
+        LinearProblem(10_000, 1296, 32, bias=True, relu=True),
+        *(LinearProblem(batch, 512, 1000, bias=True, pixels=49) for batch in (1, 2, 4)),
+        LinearProblem(1, 2048, 1000, bias=True, pixels=49),
+    )
+    """The heads of ResNet and VGG, the first layer of a small autoencoder, and ResNet's heads with the mean."""
+    small_problems = (
+        LinearProblem(1, 64, 40, bias=True),
+        LinearProblem(3, 520, 33, bias=True, relu=True),
+        LinearProblem(8, 36, 20),
+        LinearProblem(13, 130, 9, relu=True),
+        LinearProblem(2, 2056, 5, bias=True),
+        LinearProblem(37, 48, 68, bias=True),
+        LinearProblem(70, 31, 130, relu=True),
+        LinearProblem(1, 1, 1),
+        LinearProblem(1, 64, 40, bias=True, pixels=49),
+        LinearProblem(3, 200, 33, bias=True, relu=True, pixels=35),
+        LinearProblem(4, 31, 17, relu=True, pixels=2),
+        LinearProblem(1, 1040, 3, bias=True, pixels=29),
+        LinearProblem(18, 40, 9, bias=True, pixels=4),
+    )
+    """Tested on the twin: a single row and several CTAs, odd feature counts, k in one piece and split; means over two
+    pixels and over more than are loaded at once, of more features than a CTA has threads and of more rows than one
+    launch takes."""
     dtypes = MULTIPLIED
     layouts = LAYOUTS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,14 +17,23 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike, require_rung
 from escalade.ops.calling.types import as_list
 from escalade.ops.mlp import problem as forward
-from escalade.ops.mlp.problem import ACTIVATIONS, LAYERS_CODEC, Layer, MlpProblem, parse_layers, spelled
+from escalade.ops.mlp.problem import (
+    ACTIVATIONS,
+    AUTOENCODER,
+    LAYERS_CODEC,
+    Layer,
+    MlpProblem,
+    parse_layers,
+    spelled,
+)
 from escalade.ops.shared import rows
 from escalade.ops.shared.rows import LAYOUTS
 
@@ -109,36 +118,7 @@ class MlpBackwardProblem(Named):
         return 2.0**-24 * norms * math.sqrt(chain + rows / 6)
 
 
-# --- problems
-
-
-AUTOENCODER = "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b"
-"""The spectral autoencoder."""
-
-PROBLEMS = (
-    *(MlpBackwardProblem(batch, parse_layers(AUTOENCODER)) for batch in (64, 512, 8192, 65536)),
-    MlpBackwardProblem(512, parse_layers(AUTOENCODER), input_gradient=True),
-    MlpBackwardProblem(8192, parse_layers("64-128br_128-128br_128-10b")),
-)
-
-SMALL_PROBLEMS = tuple(
-    MlpBackwardProblem.parse(name)
-    for name in (
-        "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b6",  # a small spectral autoencoder
-        "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b37_dx",  # several tiles, the last not full
-        "7-5b_b3_dx",  # odd sizes, and a last layer without an activation
-        "3x5n1e-3-7bt_21n-3g_b9_dx",  # odd groups, a norm within the chain, an activation at the end
-        "33-70br_70-9_b21",  # more than a warp's share of the weights, and ReLU
-        "1-1r_b1",
-        "72n-72b_72-136_136-72br_b5_dx",  # more shares than warps of a small block
-    )
-)
-
-
 # --- the reference
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(problem: MlpBackwardProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -168,10 +148,6 @@ def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
     return torch.cat([gradient.to(wide).flatten() for gradient in gradients])
 
 
-def exact(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
 def peer(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
     """Return PyTorch's result in the problem's dtype. Some CPUs accumulate 16-bit products in 16 bits: there it is
     fp32, rounded at the end."""
@@ -192,25 +168,23 @@ _FLOAT = Type("float")
 
 def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
     """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of y."""
-    return KernelCall(
+    return kernel_call(
         Program.of("mlp_backward/sum_parts.cu", lanes=_SUM_LANES),
-        (ceil_div(elements, 32), 1, 1),
-        (32 * _SUM_LANES, 1, 1),
-        (Buffer(PARTS), Buffer("y"), count, Int64(pitch), Int64(elements)),
-        overlap=True,
-    )
+        ceil_div(elements, 32),
+        32 * _SUM_LANES,
+        Buffer(PARTS), Buffer("y"), count, Int64(pitch), Int64(elements),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Layers(Rung[MlpBackwardProblem, ThreadsConfig]):
+class Layers(ThreadsRung[MlpBackwardProblem]):
+    threads = (256, 128, 64)
+
     def supports(self, problem: MlpBackwardProblem) -> str | None:
         widest = max(max(layer.width_in, layer.width_out) for layer in problem.layers)
         if problem.batch * widest >= 2**37:  # CTAs of 64 threads
             return f"{self.name} takes fewer than 2^37 elements per step, not {problem.batch} rows of {widest} features"
         return None
-
-    def configs(self, problem: MlpBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
     def recipe(self, problem: MlpBackwardProblem, config: ThreadsConfig) -> Recipe:
         return _Steps(problem, config.threads, self.card).recipe()
@@ -250,6 +224,10 @@ class _Steps:
         """Return the derivative of a layer's activation; there is none before the first."""
         return Buffer(f"slope{number}", optional=True)
 
+    def _norm(self, number: int) -> tuple[Buffer, Buffer]:
+        """Return weight and bias of a layer's norm."""
+        return Buffer(f"norm_weight{number}", optional=True), Buffer(f"norm_bias{number}", optional=True)
+
     def _input(self, number: int) -> tuple[Buffer, Type]:
         """Return the input of a layer's product, and its type."""
         if self._problem.layers[number].norm:
@@ -264,26 +242,15 @@ class _Steps:
         return element(self._problem.dtype)
 
     def _launch(
-        self,
-        name: str,
-        constants: dict[str, Constant],
-        threads: int,
-        arguments: tuple[Argument, ...],
-        parts: int = 1,
+        self, name: str, constants: dict[str, Constant], threads: int, *arguments: Argument, parts: int = 1
     ) -> None:
-        self._calls.append(
-            KernelCall(
-                Program.of(
-                    f"mlp_backward/layers_{name}.cu",
-                    f"mlp_backward_layers_{name}",
-                    {"Element": self._element, **constants},
-                ),
-                (ceil_div(threads, self._threads), parts, 1),
-                (self._threads, 1, 1),
-                arguments,
-                overlap=True,
-            )
+        program = Program.of(
+            f"mlp_backward/layers_{name}.cu",
+            f"mlp_backward_layers_{name}",
+            {"Element": self._element, **constants},
         )
+        grid = (ceil_div(threads, self._threads), parts)
+        self._calls.append(kernel_call(program, grid, self._threads, *arguments))
 
     def _forward(self, number: int) -> None:
         p, layer = self._problem, self._problem.layers[number]
@@ -293,11 +260,9 @@ class _Steps:
             hat = self._keep("hat", number, rows * layer.features)
             rstd = self._keep("rstd", number, rows)
             self._launch(
-                "normalise",
-                {"Input": stored, "EPSILON": layer.epsilon},
-                32 * rows,
-                (source, hat, rstd, layer.features, Int64(rows)),
-            )
+                "normalise", {"Input": stored, "EPSILON": layer.epsilon}, 32 * rows,
+                source, hat, rstd, layer.features, Int64(rows),
+            )  # fmt: skip
         last = number == len(p.layers) - 1
         if last and layer.activation == "none":
             return
@@ -307,29 +272,16 @@ class _Steps:
         if layer.activation != "none":
             self._keep("slope", number, elements)
         source, stored = self._input(number)
+        constants: dict[str, Constant] = {
+            "Input": stored, "HAS_NORM": layer.norm, "HAS_BIAS": layer.bias,
+            "ACTIVATION": ACTIVATIONS.index(layer.activation), "KEEP_VALUE": not last,
+        }  # fmt: skip
         self._launch(
-            "forward",
-            {
-                "Input": stored,
-                "HAS_NORM": layer.norm,
-                "HAS_BIAS": layer.bias,
-                "ACTIVATION": ACTIVATIONS.index(layer.activation),
-                "KEEP_VALUE": not last,
-            },
-            elements,
-            (
-                source,
-                Buffer(f"norm_weight{number}", optional=True),
-                Buffer(f"norm_bias{number}", optional=True),
-                Buffer(f"weight{number}"),
-                Buffer(f"bias{number}", optional=True),
-                Buffer(f"value{number}", optional=True),
-                self._slope(number),
-                layer.features,
-                layer.outputs,
-                Int64(elements),
-            ),
-        )
+            "forward", constants, elements,
+            source, *self._norm(number), Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True),
+            Buffer(f"value{number}", optional=True), self._slope(number), layer.features, layer.outputs,
+            Int64(elements),
+        )  # fmt: skip
 
     def _last_gradient(self) -> tuple[Buffer, Type]:
         """Return the gradient of the last activation's input."""
@@ -340,11 +292,9 @@ class _Steps:
         elements = p.batch * p.outputs
         result = self._keep("gradient", last, elements)
         self._launch(
-            "slope",
-            {"ACTIVATION": ACTIVATIONS.index(activation)},
-            elements,
-            (Buffer("grad_y"), self._slope(last), result, Int64(elements)),
-        )
+            "slope", {"ACTIVATION": ACTIVATIONS.index(activation)}, elements,
+            Buffer("grad_y"), self._slope(last), result, Int64(elements),
+        )  # fmt: skip
         return result, _FLOAT
 
     def _backward(self, number: int, gradient: Buffer, stored: Type) -> Buffer:
@@ -365,37 +315,18 @@ class _Steps:
             result = Buffer("y", offset=4 * p.parameter_elements)
         normalised = self._keep("normalised", number, elements) if layer.norm else result
         self._launch(
-            "input_gradient",
-            {"Gradient": stored, **({"ACTIVATION": 0} if layer.norm else slope)},
-            elements,
-            (
-                gradient,
-                Buffer(f"weight{number}"),
-                self._slope(number - 1),
-                normalised,
-                layer.features,
-                layer.outputs,
-                Int64(elements),
-            ),
-        )
+            "input_gradient", {"Gradient": stored, **({"ACTIVATION": 0} if layer.norm else slope)}, elements,
+            gradient, Buffer(f"weight{number}"), self._slope(number - 1), normalised, layer.features, layer.outputs,
+            Int64(elements),
+        )  # fmt: skip
         if layer.norm:
             self._norm_parameters(number, normalised)
         if layer.norm and wanted:
             self._launch(
-                "norm_gradient",
-                slope,
-                32 * rows,
-                (
-                    normalised,
-                    Buffer(f"hat{number}"),
-                    Buffer(f"rstd{number}"),
-                    Buffer(f"norm_weight{number}"),
-                    self._slope(number - 1),
-                    result,
-                    layer.features,
-                    Int64(rows),
-                ),
-            )
+                "norm_gradient", slope, 32 * rows,
+                normalised, Buffer(f"hat{number}"), Buffer(f"rstd{number}"), Buffer(f"norm_weight{number}"),
+                self._slope(number - 1), result, layer.features, Int64(rows),
+            )  # fmt: skip
         return result
 
     def _part_rows(self, layer: Layer) -> tuple[int, int]:
@@ -414,42 +345,21 @@ class _Steps:
             "weight_gradient",
             {"Gradient": stored, "Input": kept, "HAS_NORM": layer.norm, "HAS_BIAS": layer.bias},
             layer.outputs * (layer.features + layer.bias),
-            (
-                gradient,
-                source,
-                Buffer(f"norm_weight{number}", optional=True),
-                Buffer(f"norm_bias{number}", optional=True),
-                self._target,
-                Int64(p.parameter_elements),
-                Int64(p.offsets[f"weight{number}"]),
-                Int64(p.offsets.get(f"bias{number}", 0)),
-                layer.features,
-                layer.outputs,
-                Int64(rows),
-                Int64(part_rows),
-            ),
-            self._parts,
-        )
+            gradient, source, *self._norm(number), self._target, Int64(p.parameter_elements),
+            Int64(p.offsets[f"weight{number}"]), Int64(p.offsets.get(f"bias{number}", 0)), layer.features,
+            layer.outputs, Int64(rows), Int64(part_rows),
+            parts=self._parts,
+        )  # fmt: skip
 
     def _norm_parameters(self, number: int, normalised: Buffer) -> None:
         p, layer = self._problem, self._problem.layers[number]
         rows, part_rows = self._part_rows(layer)
         self._launch(
-            "norm_parameters",
-            {},
-            layer.features,
-            (
-                normalised,
-                Buffer(f"hat{number}"),
-                self._target,
-                Int64(p.parameter_elements),
-                Int64(p.offsets[f"norm_weight{number}"]),
-                layer.features,
-                Int64(rows),
-                Int64(part_rows),
-            ),
-            self._parts,
-        )
+            "norm_parameters", {}, layer.features,
+            normalised, Buffer(f"hat{number}"), self._target, Int64(p.parameter_elements),
+            Int64(p.offsets[f"norm_weight{number}"]), layer.features, Int64(rows), Int64(part_rows),
+            parts=self._parts,
+        )  # fmt: skip
 
 
 LAYERS = Layers("layers", "one plain kernel per step of each layer, forward and then backward", None, None)
@@ -636,14 +546,7 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
             p.batch - (tiles - 1) * config.rows,
             *(Buffer(name) for name in names),
         )
-        walk = KernelCall(
-            program,
-            (blocks, 1, 1),
-            (config.threads, 1, 1),
-            arguments,
-            shared_bytes=planned.shared_bytes,
-            overlap=True,
-        )
+        walk = kernel_call(program, blocks, config.threads, *arguments, shared_bytes=planned.shared_bytes)
         return Recipe(
             (walk, sum_parts(blocks, pitch, p.parameter_elements)), (Workspace(PARTS, 4 * blocks * pitch),)
         )
@@ -713,15 +616,28 @@ FUSED = Fused(
 class MlpBackward(Operation[MlpBackwardProblem]):
     name = "mlp_backward"
     problem = MlpBackwardProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), peer)
     ladder = Ladder("mlp_backward", (LAYERS, FUSED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(MlpBackwardProblem(batch, AUTOENCODER) for batch in (64, 512, 8192, 65536)),
+        MlpBackwardProblem(512, AUTOENCODER, input_gradient=True),
+        MlpBackwardProblem(8192, parse_layers("64-128br_128-128br_128-10b")),
+    )
+    small_problems = tuple(
+        MlpBackwardProblem.parse(name)
+        for name in (
+            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b6",  # a small spectral autoencoder
+            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b37_dx",  # several tiles, the last not full
+            "7-5b_b3_dx",  # odd sizes, and a last layer without an activation
+            "3x5n1e-3-7bt_21n-3g_b9_dx",  # odd groups, a norm within the chain, an activation at the end
+            "33-70br_70-9_b21",  # more than a warp's share of the weights, and ReLU
+            "1-1r_b1",
+            "72n-72b_72-136_136-72br_b5_dx",  # more shares than warps of a small block
+        )
+    )
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: MlpBackwardProblem) -> tuple[str, ...]:
-        return ("fused", "layers")
+    order = ("fused", "layers")
 
     def roundings(self, problem: MlpBackwardProblem) -> int:
         return 2 * len(problem.layers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -17,30 +16,29 @@ from escalade.device.recipe import (
     HALF_SM_COUNT,
     HALF_SM_SHARED_BYTES,
     Buffer,
-    KernelCall,
     Recipe,
     WeightsReady,
 )
-from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import HOPPER_SHARED, MIN_SHARED, TWIN, Card
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
 from escalade.ops.base.pitch import check_pitches
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define, require_rung
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.library import define_planned, require_sizes
 from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.shared.channels import SIZES
 from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    pack_aligned,
+    packer,
     require_32_bits,
     stored_images,
 )
@@ -121,30 +119,6 @@ class SqueezeExciteProblem(Images, Named):
         return 2.0**-24 * math.sqrt(3 + (self.pixels + self.channels + self.squeezed) / 6)
 
 
-# --- problems
-
-
-PROBLEMS = (
-    SqueezeExciteProblem(1, 32, 112, 112, 8, hidden="silu(x)"),
-    SqueezeExciteProblem(1, 1152, 7, 7, 48, hidden="silu(x)"),
-    SqueezeExciteProblem(32, 240, 28, 28, 10, hidden="silu(x)"),
-    SqueezeExciteProblem(32, 960, 7, 7, 240, gate="hardsigmoid(x)"),
-    SqueezeExciteProblem(8, 784, 14, 14, 196),
-    SqueezeExciteProblem(8, 256, 56, 56, 16, bias=False, gate_bias=False),
-)
-"""Gates of EfficientNet-B0 at batch 1 and 32, MobileNetV3, RegNet-Y and SE-ResNet-50."""
-
-SMALL_PROBLEMS = (
-    SqueezeExciteProblem(3, 32, 5, 7, 8, hidden="silu(x)"),
-    SqueezeExciteProblem(2, 36, 4, 4, 10, gate="hardsigmoid(x)"),
-    SqueezeExciteProblem(5, 5, 3, 3, 3, bias=False, gate_bias=False),
-    SqueezeExciteProblem(1, 80, 2, 2, 67, bias=False),
-    SqueezeExciteProblem(1, 2056, 1, 3, 4, gate_bias=False, hidden="x"),
-)
-"""Tested on the twin: widths that no vector divides, fewer pixels and channels than CTAs, more channels than threads
-times a vector, and uneven batches."""
-
-
 # --- the reference
 
 
@@ -152,10 +126,7 @@ def random_inputs(problem: SqueezeExciteProblem, device: torch.device, seed: int
     """Return images with a mean per channel, and weights that keep outputs near 1."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     x = normal(p.batch, p.channels, p.height, p.width) + normal(p.batch, p.channels, 1, 1)
     tensors = {
         "weight": normal(p.squeezed, p.channels) / p.channels**0.5,
@@ -173,15 +144,11 @@ def empty_output(problem: SqueezeExciteProblem, device: torch.device) -> torch.T
     return torch.empty((problem.batch, problem.channels), dtype=STORAGE[problem.dtype], device=device)
 
 
-def exact(problem: SqueezeExciteProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
-def peer(problem: SqueezeExciteProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: SqueezeExciteProblem, inputs: Tensors) -> torch.Tensor:
     return gates(problem.hidden, problem.gate, inputs)
 
 
-def gates(hidden: str, gate: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def gates(hidden: str, gate: str, inputs: Tensors) -> torch.Tensor:
     """Return the gates; weights may be those of 1×1 convolutions."""
     y = inputs["x"].mean((2, 3))
     for text, prefix in ((hidden, ""), (gate, "gate_")):
@@ -212,25 +179,17 @@ def x_pitch(problem: SqueezeExciteProblem) -> int:
     return problem.x_pitch or problem.channels
 
 
-class Naive(Rung[SqueezeExciteProblem, ThreadsConfig]):
-    def supports(self, problem: SqueezeExciteProblem) -> str | None:
-        return None
-
-    def configs(self, problem: SqueezeExciteProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(256),)
-
+class Naive(ThreadsRung[SqueezeExciteProblem]):
     def recipe(self, problem: SqueezeExciteProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
+        return launch(
             Program.of(
-                "squeeze_excite/naive.cu", constants=generated(problem), problem=problem, config=config
+                "squeeze_excite/naive.cu", constants=generated(problem), problem=problem, config=config,
             ),
-            (problem.batch, 1, 1),
-            (config.threads, 1, 1),
-            (*BUFFERS, x_pitch(problem)),
+            problem.batch,
+            config.threads,
+            *BUFFERS, x_pitch(problem),
             shared_bytes=4 * (problem.channels + problem.squeezed),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 NAIVE = Naive(
@@ -244,8 +203,8 @@ NAIVE = Naive(
 # --- rungs one_block and cluster
 
 
+_WARP = 32
 _IN_FLOAT4 = 4
-_MOST_TEAM = 32
 _AHEAD = 8
 """Pixels in flight per thread."""
 _ONE_LAUNCH_REGISTERS = 96
@@ -264,10 +223,26 @@ ONE_LAUNCH_EXCHANGE_US = 0.5
 
 
 @dataclass(frozen=True)
-class OneLaunchConfig(Config):
+class ImagesConfig(Config):
+    """Config of clusters with a few images each."""
+
     threads: int
     images: int
     """Images per cluster, which share one read of the weights."""
+
+    def clusters(self, problem: SqueezeExciteProblem) -> int:
+        return ceil_div(problem.batch, self.images)
+
+    def team(self, outputs: int, most: int = _WARP) -> int:
+        """Return the lanes per sum, up to `most`, so that every sum of a layer has its own."""
+        team = 1
+        while team < min(_WARP, most) and 2 * team * outputs <= self.threads:
+            team *= 2
+        return team
+
+
+@dataclass(frozen=True)
+class OneLaunchConfig(ImagesConfig):
     cluster: int = 1
     """CTAs that share the pixels of an image, then its channels."""
 
@@ -281,20 +256,10 @@ class OneLaunchConfig(Config):
         chunks = problem.channels // widest_vector(problem.dtype, problem.channels)
         return max(1, min(self.threads // chunks, ceil_div(problem.pixels, self.cluster)))
 
-    def team(self, outputs: int) -> int:
-        """Return the lanes per sum, so that every sum of a layer has its own."""
-        team = 1
-        while team < _MOST_TEAM and 2 * team * outputs <= self.threads:
-            team *= 2
-        return team
-
     def shared_bytes(self, problem: SqueezeExciteProblem) -> int:
         share, hidden = self.share(problem), ceil_div(problem.squeezed, _IN_FLOAT4) * _IN_FLOAT4
         summed = self.groups(problem) * problem.channels
         return 4 * self.images * (share * self.cluster + share + 2 * hidden + summed)
-
-    def clusters(self, problem: SqueezeExciteProblem) -> int:
-        return ceil_div(problem.batch, self.images)
 
 
 @dataclass(frozen=True)
@@ -338,7 +303,7 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
             self.card.registers // (_ONE_LAUNCH_REGISTERS * config.threads),
             self.card.resident_blocks(config.shared_bytes(p)),
             max(1, ceil_div(blocks, usable)),
-        )  # fmt: skip
+        )
         waves = ceil_div(blocks, resident * usable)
         pixels = config.images * p.channels * ceil_div(p.pixels, config.cluster)
         weights = 2 * p.weight_elements / config.cluster
@@ -366,16 +331,14 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
             squeezed_vector=widest_vector(p.dtype, p.squeezed),
             ahead=_AHEAD,
         )
-        call = KernelCall(
+        return launch(
             program,
-            (config.clusters(p) * config.cluster, 1, 1),
-            (config.threads, 1, 1),
-            (*BUFFERS, p.batch, x_pitch(p)),
+            config.clusters(p) * config.cluster,
+            config.threads,
+            *BUFFERS, p.batch, x_pitch(p),
             shared_bytes=config.shared_bytes(p),
             cluster=(config.cluster, 1, 1),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
@@ -414,7 +377,6 @@ CLUSTER = OneLaunch(
 # --- rung sliced
 
 
-_WARP = 32
 _MMA_DEPTH = 16
 """K of an mma.sync."""
 _MOST_BLOCKS = 8
@@ -448,10 +410,7 @@ CLUSTERED_US = 0.004
 
 
 @dataclass(frozen=True)
-class SlicedConfig(Config):
-    threads: int
-    images: int
-    """Images per cluster, which share one read of the weights."""
+class SlicedConfig(ImagesConfig):
     slices: int
     """Slices of channels."""
     parts: int
@@ -478,13 +437,6 @@ class SlicedConfig(Config):
         columns = self.width(problem) // widest_vector(problem.dtype, problem.channels)
         return PixelSums(self.threads, columns, ceil_div(problem.pixels, self.parts), self.images)
 
-    def team(self, outputs: int, packs: int) -> int:
-        """Return the lanes per sum: every sum of a layer has its own, and every lane has work."""
-        team = 1
-        while team < min(_WARP, packs) and 2 * team * outputs <= self.threads:
-            team *= 2
-        return team
-
     def weight_pitch(self, problem: SqueezeExciteProblem) -> int:
         """Return the row pitch of a slice of the first weight, padded to avoid bank conflicts."""
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
@@ -509,9 +461,6 @@ class SlicedConfig(Config):
         pieces = [4 * self.images * count for count in floats] + [size * count for count in elements]
         pieces += [self.factors_bytes(p, width), self.factors_bytes(p, hidden)]
         return sum(ceil_div(piece, VECTOR_BYTES) * VECTOR_BYTES for piece in pieces)
-
-    def clusters(self, problem: SqueezeExciteProblem) -> int:
-        return ceil_div(problem.batch, self.images)
 
 
 @lru_cache(1024)
@@ -538,9 +487,7 @@ def _best_first(rung: Sliced, problem: SqueezeExciteProblem) -> tuple[SlicedConf
 
 
 class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
     def supports(self, problem: SqueezeExciteProblem) -> str | None:
         if _offered(problem):
@@ -596,16 +543,14 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
             early=blocks <= HALF_SM_COUNT or shared_bytes > HALF_SM_SHARED_BYTES,
             largest=torch.finfo(STORAGE[p.dtype]).max,
         )
-        call = KernelCall(
+        return launch(
             program,
-            (blocks, 1, 1),
-            (config.threads, 1, 1),
-            (*BUFFERS, p.batch, x_pitch(p), WeightsReady(("weight", "bias", "gate_weight", "gate_bias"))),
+            blocks,
+            config.threads,
+            *BUFFERS, p.batch, x_pitch(p), WeightsReady(("weight", "bias", "gate_weight", "gate_bias")),
             shared_bytes=shared_bytes,
             cluster=(config.cluster, 1, 1),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 # Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three serial round trips are 3
@@ -624,15 +569,29 @@ SLICED = Sliced(
 class SqueezeExcite(Operation[SqueezeExciteProblem]):
     name = "squeeze_excite"
     problem = SqueezeExciteProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("squeeze_excite", (NAIVE, ONE_BLOCK, CLUSTER, SLICED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        SqueezeExciteProblem(1, 32, 112, 112, 8, hidden="silu(x)"),
+        SqueezeExciteProblem(1, 1152, 7, 7, 48, hidden="silu(x)"),
+        SqueezeExciteProblem(32, 240, 28, 28, 10, hidden="silu(x)"),
+        SqueezeExciteProblem(32, 960, 7, 7, 240, gate="hardsigmoid(x)"),
+        SqueezeExciteProblem(8, 784, 14, 14, 196),
+        SqueezeExciteProblem(8, 256, 56, 56, 16, bias=False, gate_bias=False),
+    )
+    """Gates of EfficientNet-B0 at batch 1 and 32, MobileNetV3, RegNet-Y and SE-ResNet-50."""
+    small_problems = (
+        SqueezeExciteProblem(3, 32, 5, 7, 8, hidden="silu(x)"),
+        SqueezeExciteProblem(2, 36, 4, 4, 10, gate="hardsigmoid(x)"),
+        SqueezeExciteProblem(5, 5, 3, 3, 3, bias=False, gate_bias=False),
+        SqueezeExciteProblem(1, 80, 2, 2, 67, bias=False),
+        SqueezeExciteProblem(1, 2056, 1, 3, 4, gate_bias=False, hidden="x"),
+    )
+    """Tested on the twin: widths that no vector divides, fewer pixels and channels than CTAs, more channels than
+    threads times a vector, and uneven batches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: SqueezeExciteProblem) -> tuple[str, ...]:
-        return ("sliced", "cluster", "one_block", "naive")
+    order = ("sliced", "cluster", "one_block", "naive")
 
 
 SQUEEZE_EXCITE = SqueezeExcite()
@@ -672,23 +631,16 @@ def _check(
 ) -> None:
     check_images("squeeze_excite", x)
     channels, squeezed = x.shape[1], weight.shape[0] if weight.dim() else 0
-    wanted = {
+    wanted: dict[str, tuple[torch.Tensor | None, list[int]]] = {
         "weight": (weight, [squeezed, channels]),
         "bias": (bias, [squeezed]),
         "gate_weight": (gate_weight, [channels, squeezed]),
         "gate_bias": (gate_bias, [channels]),
     }
-    for name, (tensor, sizes) in wanted.items():
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype or tensor.device != x.device or list(tensor.shape) != sizes:
-            raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; it must be {x.dtype} {sizes} on "
-                f"{x.device}, like x"
-            )
+    require_sizes("squeeze_excite", x, wanted)
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -697,23 +649,15 @@ def _run(
     hidden: str,
     gate: str,
     rung: str | None = None,
-) -> torch.Tensor:
+) -> CallPlan:
     _check(x, weight, bias, gate_weight, gate_bias)
     batch, channels, height, width = x.shape
     problem = SqueezeExciteProblem(
         batch, channels, height, width, weight.shape[0], bias is not None, gate_bias is not None, hidden, gate,
         dtype_of("squeeze_excite", x),
     )  # fmt: skip
-    y = empty_output(problem, x.device)
-    if batch == 0:
-        require_rung(SQUEEZE_EXCITE, rung)
-        return y
-    constants = {"weight": weight, "bias": bias, "gate_weight": gate_weight, "gate_bias": gate_bias}
-    packed = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-    prepare_rung(SQUEEZE_EXCITE, problem, x.device, rung).run(
-        {"x": pack_aligned(x, "nhwc"), **packed, "y": y}
-    )
-    return y
+    prepared = prepare(SQUEEZE_EXCITE, problem, x.device, rung)
+    return CallPlan(prepared, outputs(SQUEEZE_EXCITE, problem), dict.fromkeys(_ROLES, packer("nhwc")))
 
 
 def _fake(
@@ -722,9 +666,7 @@ def _fake(
     bias: torch.Tensor | None,
     gate_weight: torch.Tensor,
     gate_bias: torch.Tensor | None,
-    hidden: str,
-    gate: str,
-    rung: str | None = None,
+    *_: object,
 ) -> torch.Tensor:
     _check(x, weight, bias, gate_weight, gate_bias)
     return x.new_empty(x.shape[:2])
@@ -749,11 +691,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(found.get(role) for role in _ROLES), None, None, None)
 
 
-OPERATOR = define(
-    "squeeze_excite(Tensor x, Tensor weight, Tensor? bias, Tensor gate_weight, Tensor? gate_bias, str hidden, "
-    "str gate, str? rung=None) -> Tensor",
-    _run,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("squeeze_excite", _plan, _fake, setup=_setup, backward=_backward)

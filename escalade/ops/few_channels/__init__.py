@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED, NAMES, STORAGE
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
+from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.library import (
+    define_planned,
+    require_alike,
+    require_same_device,
+)
 from escalade.ops.few_channels import cuda_core, matrix, tensor_core
 from escalade.ops.few_channels.problem import (
     MOST_CHANNELS,
     MOST_FILTERS,
-    PROBLEMS,
-    SMALL_PROBLEMS,
     SOURCES,
     FewChannelsProblem,
     empty_output,
@@ -27,7 +28,7 @@ from escalade.ops.few_channels.problem import (
     peer,
     random_inputs,
 )
-from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, layout_of, pack_aligned
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, layout_of, packer
 from escalade.ops.shared.pooling import as_pair
 
 
@@ -36,13 +37,34 @@ class FewChannels(Operation[FewChannelsProblem]):
     problem = FewChannelsProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("few_channels", (*matrix.RUNGS, cuda_core.DIRECT, cuda_core.ROWS, *tensor_core.RUNGS))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        FewChannelsProblem.parse(name)
+        for name in (
+            "1to4_86_k7_b10000",
+            "4to16_40_k7_b10000",
+            "1to4_86_k7_b10000_relu_pool2",
+            "4to16_40_k7_b10000_relu_pool4c",
+        )
+    )
+    """Both convolutions of a LeNet at batch 10,000, without and with ReLU and pooling."""
+    small_problems = tuple(
+        FewChannelsProblem.parse(name)
+        for name in (
+            "1to4_18_k7_b3",
+            "4to16_13x15_k7_b2_relu_pool4c",
+            "1to4_17x22_k7_b2_relu_pool2",
+            "3to5_9x14_k5x3p2x1_b3_bias_relu",
+            "3to5_11x10_k5x3_b2_uint8_bias_pool3c",
+            "2to8_12_k3p1_b1_uint8_relu_pool2",
+            "8to32_7x9_k3p1_b2_bias_pool3",
+            "1to1_5x40_k1x9p0x4_b1",
+            "5to17_6_k2_b2_relu_pool2c",
+        )
+    )
+    """Tested on the twin: numbers of channels of every kind, odd sizes, padding, bias, uint8, incomplete windows."""
     dtypes = MULTIPLIED
     layouts = LAYOUTS
-
-    def preferred(self, problem: FewChannelsProblem) -> tuple[str, ...]:
-        return ("pooled", "images_a_tile", "split_halves", "rows", "direct", "matrix_unroll")
+    order = ("pooled", "images_a_tile", "split_halves", "rows", "direct", "matrix_unroll")
 
 
 FEW_CHANNELS = FewChannels()
@@ -113,22 +135,17 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf3
         raise UnsupportedError(f"weight has dtype {weight.dtype}; tf32=True applies to float32 tensors only")
 
 
-class _Call(NamedTuple):
-    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    padding: Sequence[int] = (0, 0)
-    relu: bool = False
-    pool: int = 1
-    ceil_mode: bool = False
-    tf32: bool = False
-    rung: str | None = None
-
-
-def _run(*arguments: Any) -> torch.Tensor:
-    x, weight, bias, padding, relu, pool, ceil_mode, tf32, rung = _Call(*arguments)
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    relu: bool,
+    pool: int,
+    ceil_mode: bool,
+    tf32: bool,
+    rung: str | None,
+) -> CallPlan:
     _check(x, weight, bias, tf32)
     batch, channels, height, width = x.shape
     filters, _, filter_height, filter_width = weight.shape
@@ -137,21 +154,21 @@ def _run(*arguments: Any) -> torch.Tensor:
         bias is not None, relu, pool, ceil_mode, "tf32" if tf32 else NAMES[weight.dtype], layout_of(x),
         _SOURCES[x.dtype],
     )  # fmt: skip
-    y = empty_output(problem, x.device)
-    if batch == 0:
-        require_rung(FEW_CHANNELS, rung)
-        return y
-    tensors = {
-        "x": pack_aligned(x, problem.layout),
-        "weight": aligned(weight.contiguous()),
-        "bias": None if bias is None else aligned(bias.contiguous()),
-    }
-    prepare_rung(FEW_CHANNELS, problem, x.device, rung).run({**tensors, "y": y})
-    return y
+    packers = {"x": packer(problem.layout), "weight": torch.Tensor.contiguous, "bias": packer("flat")}
+    return CallPlan(prepare(FEW_CHANNELS, problem, x.device, rung), outputs(FEW_CHANNELS, problem), packers)
 
 
-def _fake(*arguments: Any) -> torch.Tensor:
-    x, weight, bias, padding, _, pool, ceil_mode, tf32, _ = _Call(*arguments)
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    padding: Sequence[int] = (0, 0),
+    relu: bool = False,
+    pool: int = 1,
+    ceil_mode: bool = False,
+    tf32: bool = False,
+    *_: object,
+) -> torch.Tensor:
     _check(x, weight, bias, tf32)
     if pool < 1:
         raise UnsupportedError(f"pooling window of {pool}: it must be at least 1")
@@ -192,6 +209,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-OPERATOR = define(_SCHEMA, _run, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
 
 __all__ = ["FEW_CHANNELS", "FewChannels", "FewChannelsProblem", "few_channels"]

@@ -21,6 +21,7 @@ from escalade.device.recipe import (
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.shared import activation
@@ -59,15 +60,12 @@ def finish(
     """Return the launch of activation and pooling, from the workspace to y at byte `offset`."""
     p = problem
     vector = widest_vector(p.storage, p.filters) if p.layout == "nhwc" else 1
-    return KernelCall(
+    return kernel_call(
         Program.of("few_channels/pool.cu", constants=activation.constants_of(p), problem=p, vector=vector),
-        (blocks(p.output_elements, vector * _THREADS), 1, 1),
-        (_THREADS, 1, 1),
-        (
-            Buffer(source), Buffer("y", offset), p.conv_height, p.conv_width, p.filters, p.output_height,
-            p.output_width, Int64(p.output_elements),
-        ),
-        overlap=True,
+        blocks(p.output_elements, vector * _THREADS),
+        _THREADS,
+        Buffer(source), Buffer("y", offset), p.conv_height, p.conv_width, p.filters, p.output_height,
+        p.output_width, Int64(p.output_elements),
         lane=lane,
     )  # fmt: skip
 
@@ -145,13 +143,12 @@ class Direct(Rung[FewChannelsProblem, DirectConfig]):
             constant_weights=p.weight_elements if constant else 0,
         )
         runs = p.batch * p.conv_height * ceil_div(p.conv_width, config.run)
-        call = KernelCall(
+        call = kernel_call(
             program,
-            (blocks(runs, config.threads), ceil_div(p.filters, config.filters), 1),
-            (config.threads, 1, 1),
-            (*tensors(Buffer("y" if p.pool == 1 else "unfinished")), shape(p)),
-            overlap=True,
-        )
+            (blocks(runs, config.threads), ceil_div(p.filters, config.filters)),
+            config.threads,
+            *tensors(Buffer("y" if p.pool == 1 else "unfinished")), shape(p),
+        )  # fmt: skip
         copies = (
             (
                 ConstantCopy(
@@ -401,27 +398,16 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
 
     def recipe(self, problem: FewChannelsProblem, config: RowsConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
-        call = KernelCall(
+        return launch(
             Program.of(
-                "few_channels/rows.cu",
-                constants=activation.constants_of(p),
-                problem=p,
-                config=config,
+                "few_channels/rows.cu", constants=activation.constants_of(p), problem=p, config=config,
                 tiling=tiling,
             ),
-            (tiling.blocks, 1, 1),
-            (config.threads, 1, 1),
-            (
-                *tensors(Buffer("y")),
-                shape(p),
-                tiling.row_tiles,
-                tiling.column_tiles,
-                WeightsReady(),
-            ),
+            tiling.blocks,
+            config.threads,
+            *tensors(Buffer("y")), shape(p), tiling.row_tiles, tiling.column_tiles, WeightsReady(),
             shared_bytes=tiling.shared_bytes,
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 # Predictions are for 4to16_40_k7_b10000 in fp32: 36 G multiply-adds, 1.15 G of a warp's.

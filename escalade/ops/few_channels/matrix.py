@@ -9,6 +9,7 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels import cuda_core
 from escalade.ops.few_channels.problem import FewChannelsProblem
@@ -105,14 +106,13 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
             source, width, threads = "matrix_product_mma", _MMA_PIXELS, _MMA_THREADS
         else:
             source, width, threads = "matrix_product", _TILE, _TILE * _TILE
-        return KernelCall(
+        return kernel_call(
             Program.of(f"few_channels/{source}.cu", problem=p, product=_TF32, unroll=1),
-            (blocks(_pixels(p), width), blocks(p.filters, _TILE), 1),
-            (threads, 1, 1),
-            (Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps),
-            overlap=True,
+            (blocks(_pixels(p), width), blocks(p.filters, _TILE)),
+            threads,
+            Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps,
             lane=lane,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,12 @@ class Fused(Rung[FewChannelsProblem]):
             unroll=_UNROLL if self.unrolled else 1,
         )
         target = Buffer("unfinished" if cuda_core.needs_finish(p) else "y")
-        call = KernelCall(
+        call = kernel_call(
             program,
-            (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE), 1),
-            (_MMA_THREADS, 1, 1),
-            (*cuda_core.tensors(target), cuda_core.shape(p)),
-            overlap=True,
-        )
+            (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE)),
+            _MMA_THREADS,
+            *cuda_core.tensors(target), cuda_core.shape(p),
+        )  # fmt: skip
         return cuda_core.then_finish(p, (call,))
 
 

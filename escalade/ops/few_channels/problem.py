@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, STORAGE
 from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Tensors, normal_deviates
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -142,37 +142,6 @@ def _check(p: FewChannelsProblem) -> None:
         )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    FewChannelsProblem.parse(name)
-    for name in (
-        "1to4_86_k7_b10000",
-        "4to16_40_k7_b10000",
-        "1to4_86_k7_b10000_relu_pool2",
-        "4to16_40_k7_b10000_relu_pool4c",
-    )
-)
-"""Both convolutions of a LeNet at batch 10,000, without and with ReLU and pooling."""
-
-SMALL_PROBLEMS = tuple(
-    FewChannelsProblem.parse(name)
-    for name in (
-        "1to4_18_k7_b3",
-        "4to16_13x15_k7_b2_relu_pool4c",
-        "1to4_17x22_k7_b2_relu_pool2",
-        "3to5_9x14_k5x3p2x1_b3_bias_relu",
-        "3to5_11x10_k5x3_b2_uint8_bias_pool3c",
-        "2to8_12_k3p1_b1_uint8_relu_pool2",
-        "8to32_7x9_k3p1_b2_bias_pool3",
-        "1to1_5x40_k1x9p0x4_b1",
-        "5to17_6_k2_b2_relu_pool2c",
-    )
-)
-"""Tested on the twin: numbers of channels of every kind, odd sizes, padding, bias, uint8, incomplete windows."""
-
-
 # --- the reference
 
 
@@ -183,10 +152,7 @@ def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) 
     """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=device).mul_(scale)
-
+    normal = normal_deviates(generator)
     size = (p.batch, p.channels, p.height, p.width)
     if p.x_type == "uint8":
         x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
@@ -232,12 +198,12 @@ def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
     return F.max_pool2d(y, p.pool, ceil_mode=p.ceil_mode) if p.pool > 1 else y
 
 
-def exact(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: FewChannelsProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve(problem, wide["x"], wide["weight"], wide.get("bias")))
 
 
-def peer(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: FewChannelsProblem, inputs: Tensors) -> torch.Tensor:
     """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU."""
     storage = STORAGE[problem.storage]
     x, weight, bias = inputs["x"].to(storage), inputs["weight"], inputs.get("bias")

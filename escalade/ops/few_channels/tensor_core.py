@@ -12,6 +12,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels import cuda_core
 from escalade.ops.few_channels.problem import FewChannelsProblem
@@ -356,14 +357,13 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
 
 def _pack(columns: Columns) -> KernelCall:
     """Return the launch that packs weights in the order of the fragments' registers."""
-    return KernelCall(
+    return kernel_call(
         Program.of("few_channels/tensor_core_pack.cu", problem=columns.problem, columns=columns),
-        (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (Buffer("weight"), Buffer("packed"), Buffer("exponents")),
-        overlap=True,
+        blocks(columns.packed_bytes // 4, _PACK_THREADS),
+        _PACK_THREADS,
+        Buffer("weight"), Buffer("packed"), Buffer("exponents"),
         weights_only=True,
-    )
+    )  # fmt: skip
 
 
 def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
@@ -377,14 +377,13 @@ def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
         columns=product.columns,
     )
     tiles = blocks(p.batch, config.images)
-    return KernelCall(
+    return kernel_call(
         program,
-        (min(tiles, card.multiprocessors * config.blocks_per_sm), 1, 1),
-        (config.warps * 32, 1, 1),
-        (*cuda_core.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch),
+        min(tiles, card.multiprocessors * config.blocks_per_sm),
+        config.warps * 32,
+        *cuda_core.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch,
         shared_bytes=product.shared_bytes,
-        overlap=True,
-    )
+    )  # fmt: skip
 
 
 # Predictions for both convolutions of PROBLEMS, of 25 and 72 GFLOP, in fp16: 2.2 ms on CUDA cores at two thirds of 67

@@ -17,8 +17,7 @@ from escalade.ops.calling.library import define_autocast, define_planned, requir
 from escalade.ops.calling.types import as_list
 from escalade.ops.mlp import cuda_core, persistent, tensor_core
 from escalade.ops.mlp.problem import (
-    PROBLEMS,
-    SMALL_PROBLEMS,
+    AUTOENCODER,
     Layer,
     MlpProblem,
     empty_output,
@@ -55,8 +54,21 @@ class Mlp(Operation[MlpProblem]):
             tensor_core.CLUSTERED_ROWS,
         ),
     )
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(MlpProblem(batch, AUTOENCODER) for batch in (32, 64, 128, 256, 512, 4096, 65536, 1048576)),
+        *(MlpProblem(batch, AUTOENCODER, "error") for batch in (512, 1048576)),
+    )
+    small_problems = (
+        MlpProblem(3, AUTOENCODER),
+        MlpProblem(9, parse_layers("13-7br_7-5b")),
+        MlpProblem(5, parse_layers("3x10n-6bt_18n-11g_11-30b"), "error"),
+        MlpProblem(2, parse_layers("2x40n-40bg_80-16_16n-16bg_16-80_2x40-40b"), "error"),
+        MlpProblem(37, parse_layers("24-20bt_20-16_2x8n1e-3-4r")),
+        MlpProblem(2, parse_layers("242n-240bg_240-6")),
+        MlpProblem(1, parse_layers("1-1b")),
+    )
+    """Tested on the twin: every activation, norms, both outputs, groups that split and join, odd sizes, one row and
+    many, and weights that do not fit into shared memory."""
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_are_constant = True  # a whole network: parameters are packed once

@@ -10,7 +10,8 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
-from escalade.ops.base.rung import C, Config, Rung, ThreadsConfig
+from escalade.ops.base.launch import launch
+from escalade.ops.base.rung import C, Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
 # --- a chain of layers as kernels see it, kernels/mlp/chain.cuh
@@ -103,15 +104,14 @@ def gelu_forms(dtype: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Layers(Rung[MlpProblem, ThreadsConfig]):
+class Layers(ThreadsRung[MlpProblem]):
+    threads = (256, 128, 64)
+
     def supports(self, problem: MlpProblem) -> str | None:
         rows = problem.batch * max(layer.groups for layer in problem.layers)
         if rows >= 2**31:
             return f"{self.name} counts rows in 32 bits, not {rows} groups of features; split the batch"
         return None
-
-    def configs(self, problem: MlpProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
     def recipe(self, problem: MlpProblem, config: ThreadsConfig) -> Recipe:
         p = problem
@@ -247,15 +247,13 @@ class Fused(ChainRung[FusedConfig]):
             vector_in=vector(p.features),
             vector_out=vector(p.outputs),
         )
-        call = KernelCall(
+        return launch(
             program,
-            (p.batch, 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *parameters(p)),
+            p.batch,
+            config.threads,
+            Buffer("x"), Buffer("y"), *parameters(p),
             shared_bytes=self.shared_bytes(p),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 def _padded(floats: int) -> int:

@@ -8,10 +8,11 @@ from functools import lru_cache
 from itertools import product
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, WeightsReady
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config
 from escalade.ops.mlp import cuda_core
 from escalade.ops.mlp.cuda_core import ChainRung, gelu_constants, gelu_forms
@@ -284,21 +285,14 @@ class Persistent(ChainRung[PersistentConfig]):
             vector_out=widest_vector(p.dtype, p.outputs),
         )
         parameters = cuda_core.parameters(p)
-        call = KernelCall(
+        return launch(
             program,
-            (min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
-            (config.teams * config.threads, 1, 1),
-            (
-                Buffer("x"),
-                Buffer("y"),
-                p.batch,
-                WeightsReady(tuple(parameter.name for parameter in parameters)),
-                *parameters,
-            ),
+            min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)),
+            config.teams * config.threads,
+            Buffer("x"), Buffer("y"), p.batch, WeightsReady(tuple(parameter.name for parameter in parameters)),
+            *parameters,
             shared_bytes=planned.shared_bytes,
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

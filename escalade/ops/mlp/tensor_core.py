@@ -12,6 +12,7 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.mlp.cuda_core import gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
@@ -234,15 +235,14 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
         if self.shares_rows:
             shared += exchange_bytes(stages, config.tile_warps)
             resident *= 4  # a small batch is one wave; persistent CTAs would reuse nothing
-        call = KernelCall(
+        call = kernel_call(
             _program(problem, stages, config),
-            (min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster, 1, 1),
-            (config.warps * 32, 1, 1),
-            (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
+            min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster,
+            config.warps * 32,
+            Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch),
             shared_bytes=shared,
             cluster=(config.cluster, 1, 1),
-            overlap=True,
-        )
+        )  # fmt: skip
         steps = (*fold.steps, _pack(problem, stages), call)
         return Recipe(steps, (*fold.workspaces, Workspace("packed", size)))
 
@@ -385,21 +385,14 @@ def _fold(problem: MlpProblem) -> Recipe:
     one, other = problem.layers[number : number + 2]
     program = Program.of("mlp/tensor_core_fold.cu", problem=problem, one=one, other=other)
     threads = other.width_out * (one.width_in + 1)
-    call = KernelCall(
+    call = kernel_call(
         program,
-        (blocks(threads, _PACK_THREADS), 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (
-            Buffer(f"weight{number}"),
-            Buffer(f"bias{number}", optional=True),
-            Buffer(f"weight{number + 1}"),
-            Buffer(f"bias{number + 1}", optional=True),
-            Buffer(f"weight{_FOLDED}"),
-            Buffer(f"bias{_FOLDED}"),
-        ),
-        overlap=True,
+        blocks(threads, _PACK_THREADS),
+        _PACK_THREADS,
+        Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True), Buffer(f"weight{number + 1}"),
+        Buffer(f"bias{number + 1}", optional=True), Buffer(f"weight{_FOLDED}"), Buffer(f"bias{_FOLDED}"),
         weights_only=True,
-    )
+    )  # fmt: skip
     weight = Workspace(f"weight{_FOLDED}", 4 * one.width_in * other.width_out)
     return Recipe((call,), (weight, Workspace(f"bias{_FOLDED}", 4 * other.width_out)))
 
@@ -446,14 +439,7 @@ def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
             ),
         },
     )
-    return KernelCall(
-        program,
-        (block, 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (*buffers, Buffer("packed")),
-        overlap=True,
-        weights_only=True,
-    )
+    return kernel_call(program, block, _PACK_THREADS, *buffers, Buffer("packed"), weights_only=True)
 
 
 # Predictions are for the spectral autoencoder in fp16.

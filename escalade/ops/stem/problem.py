@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, QUANTIZED, STORAGE, stored_as
 from escalade.ops.base.naming import Codec, Named, NamePattern
+from escalade.ops.base.operation import Tensors, normal_deviates
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -166,39 +166,6 @@ def _check(p: StemProblem) -> None:
         )
 
 
-# --- problems
-
-
-def _resnet(batch: int, source: str, normalise: bool, pool: bool = True) -> StemProblem:
-    return StemProblem(
-        batch, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3), source, "nchw", normalise,
-        pool=(3, 2, 1) if pool else None,
-    )  # fmt: skip
-
-
-PROBLEMS = (
-    *(_resnet(batch, "fp32", False) for batch in (1, 8, 32, 256)),
-    *(_resnet(batch, "uint8", True) for batch in (1, 8, 32, 256)),
-    _resnet(256, "fp32", False, pool=False),
-)
-
-SMALL_PROBLEMS = (
-    StemProblem(2, 3, 23, 37, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1)),
-    StemProblem(1, 3, 20, 70, 64, 7, 7, (2, 2), (3, 3), "uint8", "nhwc", True, pool=(3, 2, 1)),
-    StemProblem(1, 3, 18, 21, 128, 7, 7, (2, 2), (3, 3), "fp16", pool=(2, 2, 0), relu=False),
-    StemProblem(1, 4, 17, 15, 64, 3, 3, (2, 2), (1, 1), "bf16", "nhwc", pool=None),
-    StemProblem(2, 1, 14, 13, 16, 3, 3, (1, 1), (1, 1), "uint8", pool=(2, 2, 0)),
-    StemProblem(1, 3, 11, 19, 32, 3, 3, (1, 1), (1, 1), "fp16", "nhwc", True, False, (3, 2, 1)),
-    StemProblem(1, 4, 12, 9, 48, 5, 5, (1, 1), (2, 2), "fp32", "nhwc", pool=(3, 2, 1)),
-    StemProblem(1, 3, 16, 17, 80, 5, 3, (3, 1), (0, 2), "bf16", "nchw", True, relu=False),
-    StemProblem(1, 1, 15, 18, 32, 8, 8, (2, 2), (0, 0), "fp32", pool=(3, 3, 1)),
-    StemProblem(1, 3, 20, 37, 64, 7, 7, (2, 2), (3, 3), "uint8", "nchw", True, pool=(3, 2, 1), output="int8"),
-    StemProblem(1, 3, 9, 18, 32, 3, 3, (2, 2), (1, 1), "fp16", "nhwc", relu=False, output="int8"),
-    StemProblem(1, 3, 13, 14, 10, 9, 11, (2, 1), (4, 5), "uint8", normalise=True, pool=(3, 1, 0)),
-)
-"""Tested on the twin: every source, layout and pooling, odd sizes, non-square filters and all widths of a step."""
-
-
 # --- the reference
 
 
@@ -206,10 +173,7 @@ def random_inputs(problem: StemProblem, device: torch.device, seed: int) -> dict
     """Return x and weights with three dimensions, in memory order; normalized pixels and outputs are of order one."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=device).mul_(scale)
-
+    normal = normal_deviates(generator)
     pixels = p.height * p.width
     size = (p.batch, p.channels, pixels) if p.source_layout == "nchw" else (p.batch, pixels, p.channels)
     if p.source == "uint8":
@@ -240,7 +204,7 @@ def empty_output(problem: StemProblem, device: torch.device) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _pixels(problem: StemProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _pixels(problem: StemProblem, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
     """Return the image as [N, C, H, W], normalized, in `dtype`."""
     p = problem
     if p.source_layout == "nchw":
@@ -266,17 +230,17 @@ def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
     return F.max_pool2d(y, *problem.pool) if problem.pool else y
 
 
-def exact(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: StemProblem, inputs: Tensors) -> torch.Tensor:
     x = _pixels(problem, inputs, torch.float64)
     return _finish(problem, _convolve(problem, x, inputs["weight"].double(), inputs["bias"].double()))
 
 
-def peer(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: StemProblem, inputs: Tensors) -> torch.Tensor:
     """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU."""
     return stored_as(_computed(problem, inputs), STORAGE[problem.stored])
 
 
-def _computed(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _computed(problem: StemProblem, inputs: Tensors) -> torch.Tensor:
     storage = STORAGE[problem.storage]
     x, weight, bias = _pixels(problem, inputs, torch.float32).to(storage), inputs["weight"], inputs["bias"]
     if x.is_cuda:

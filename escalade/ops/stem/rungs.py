@@ -20,7 +20,8 @@ from escalade.device.recipe import (
 from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.launch import kernel_call
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.shared import activation
 from escalade.ops.stem.problem import Pool, StemProblem
 
@@ -56,15 +57,12 @@ def pool(problem: StemProblem) -> KernelCall:
     p = problem
     assert p.pool is not None
     vector = widest_vector(p.storage, p.filters)
-    return KernelCall(
+    return kernel_call(
         Program.of("stem/pool.cu", problem=p, vector=vector),
-        (blocks(p.output_elements, vector * _THREADS), 1, 1),
-        (_THREADS, 1, 1),
-        (
-            Buffer("unpooled"), Buffer("y"), p.conv_height, p.conv_width, p.filters, p.output_height, p.output_width,
-            *p.pool, Int64(p.output_elements),
-        ),
-        overlap=True,
+        blocks(p.output_elements, vector * _THREADS),
+        _THREADS,
+        Buffer("unpooled"), Buffer("y"), p.conv_height, p.conv_width, p.filters, p.output_height, p.output_width,
+        *p.pool, Int64(p.output_elements),
     )  # fmt: skip
 
 
@@ -80,22 +78,17 @@ def then_pool(
 # --- rung separate: one thread per output, pooling as a separate launch
 
 
-class Separate(Rung[StemProblem, ThreadsConfig]):
-    def supports(self, problem: StemProblem) -> str | None:
-        return None
-
-    def configs(self, problem: StemProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+class Separate(ThreadsRung[StemProblem]):
+    threads = (256, 128, 512)
 
     def recipe(self, problem: StemProblem, config: ThreadsConfig) -> Recipe:
         target = Buffer("unpooled" if problem.pool else "y")
-        convolution = KernelCall(
+        convolution = kernel_call(
             Program.of("stem/separate.cu", constants=activation.constants_of(problem), problem=problem),
-            (blocks(problem.conv_elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (*tensors(Buffer("weight"), target), shape(problem)),
-            overlap=True,
-        )
+            blocks(problem.conv_elements, config.threads),
+            config.threads,
+            *tensors(Buffer("weight"), target), shape(problem),
+        )  # fmt: skip
         return then_pool(problem, (convolution,), ())
 
 
@@ -191,14 +184,13 @@ def pack(problem: StemProblem, warp_blocks: int, pixel_a_lane: bool) -> tuple[Ke
     """Return the launch that packs weights in the order of the fragments' registers, and its workspace."""
     p = problem
     elements = filter_steps(p) * 16 * p.filters
-    call = KernelCall(
+    call = kernel_call(
         Program.of("stem/pack.cu", problem=p, warp_blocks=warp_blocks, pixel_a_lane=pixel_a_lane),
-        (blocks(elements, PACK_THREADS), 1, 1),
-        (PACK_THREADS, 1, 1),
-        (Buffer("weight"), Buffer("packed"), elements, p.filters // 16),
-        overlap=True,
+        blocks(elements, PACK_THREADS),
+        PACK_THREADS,
+        Buffer("weight"), Buffer("packed"), elements, p.filters // 16,
         weights_only=True,
-    )
+    )  # fmt: skip
     return call, Workspace("packed", elements * 2)
 
 
@@ -296,26 +288,17 @@ class TensorCore(Rung[StemProblem, WarpConfig]):
         tiling = config.tiling(part)
         packing, packed = pack(problem, warp_blocks(part), pixel_a_lane=True)
         target = Buffer("y" if part == problem else "unpooled")
-        convolution = KernelCall(
+        convolution = kernel_call(
             Program.of(
-                "stem/tensor_core.cu",
-                constants=activation.constants_of(part),
-                problem=part,
-                tiling=tiling,
-                config=config,
-                filter_warps=config.warps(part) // config.bands,
-                warp_blocks=warp_blocks(part),
+                "stem/tensor_core.cu", constants=activation.constants_of(part), problem=part, tiling=tiling,
+                config=config, filter_warps=config.warps(part) // config.bands, warp_blocks=warp_blocks(part),
             ),
-            (tiling.tiles, 1, 1),
-            (config.warps(part) * 32, 1, 1),
-            (
-                *tensors(Buffer("packed"), target),
-                shape(part, tiling.row_tiles, tiling.column_tiles),
-                ReleaseDependents(),
-            ),
+            tiling.tiles,
+            config.warps(part) * 32,
+            *tensors(Buffer("packed"), target), shape(part, tiling.row_tiles, tiling.column_tiles),
+            ReleaseDependents(),
             shared_bytes=config.shared_bytes(part),
-            overlap=True,
-        )
+        )  # fmt: skip
         if part == problem:
             return Recipe((packing, convolution), (packed,))
         return then_pool(problem, (packing, convolution), (packed,))
@@ -327,8 +310,8 @@ class TensorCore(Rung[StemProblem, WarpConfig]):
         return replace(problem, pool=None, output="")
 
 
-# Predictions for 3to64_224_k7s2 at batch 256 with 3x3 pooling, fp16 from fp32 images: 60 GFLOP, 92 with the padding to
-# 4 channels and 8 taps; the image is 154 MB, the convolution's result 411 MB, y 103 MB.
+# Predictions of all rungs are for 3to64_224_k7s2 at batch 256 with 3x3 pooling, fp16 from fp32 images: 60 GFLOP, 92
+# with the padding to 4 channels and 8 taps; the image is 154 MB, the convolution's result 411 MB, y 103 MB.
 TENSOR_CORE = TensorCore(
     "tensor_core",
     "filters x pixels by mma.sync: weights in registers, the image staged once in shared memory as pixels of four "
@@ -396,9 +379,7 @@ def warpgroup_configs(problem: StemProblem, card: Card) -> tuple[WarpgroupConfig
 
 
 class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
     def supports(self, problem: StemProblem) -> str | None:
         refusal = unsupported(self.name, problem)
@@ -426,28 +407,19 @@ class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
     def recipe(self, problem: StemProblem, config: WarpgroupConfig) -> Recipe:
         tiling = config.tiling(problem)
         packing, packed = pack(problem, 1, pixel_a_lane=False)
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
-                "stem/sm90_warpgroup.cu",
-                constants=activation.constants_of(problem),
-                problem=problem,
-                tiling=tiling,
-                config=config,
+                "stem/sm90_warpgroup.cu", constants=activation.constants_of(problem), problem=problem,
+                tiling=tiling, config=config,
             ),
-            (tiling.tiles, problem.filters // 64, 1),
-            (128, 1, 1),
-            (
-                *tensors(Buffer("packed"), Buffer("y")),
-                shape(problem, tiling.row_tiles, tiling.column_tiles),
-            ),
+            (tiling.tiles, problem.filters // 64),
+            128,
+            *tensors(Buffer("packed"), Buffer("y")), shape(problem, tiling.row_tiles, tiling.column_tiles),
             shared_bytes=config.shared_bytes(problem),
-            overlap=True,
-        )
+        )  # fmt: skip
         return Recipe((packing, call), (packed,))
 
 
-# Predictions for 3to64_224_k7s2 at batch 256 with 3x3 pooling, fp16 from fp32 images: 60 GFLOP, 92 with the padding to
-# 4 channels and 8 taps; the image is 154 MB, the convolution's result 411 MB, y 103 MB.
 WARPGROUP = Warpgroup(
     "warpgroup",
     "by wgmma with the staged row itself as the pixel operand: overlapping windows, 16 bytes apart",
@@ -507,16 +479,8 @@ class StreamedConfig(Config):
         return problem.batch * self.tiling(problem).column_tiles * problem.output_height
 
 
-def streamed_configs(problem: StemProblem, card: Card) -> tuple[StreamedConfig, ...]:
-    found = [StreamedConfig(columns, stages) for columns, stages in product((112, 64, 32), (12, 16, 8))]
-    valid = [config for config in found if config.shared_bytes(problem) <= card.shared_bytes]
-    return tuple(sorted(valid, key=lambda config: config.cost(problem, card)))
-
-
 class Streamed(Rung[StemProblem, StreamedConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
     def supports(self, problem: StemProblem) -> str | None:
         refusal = unsupported(self.name, problem)
@@ -541,7 +505,9 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
         return None
 
     def configs(self, problem: StemProblem) -> tuple[StreamedConfig, ...]:
-        return streamed_configs(problem, self.card)
+        found = [StreamedConfig(columns, stages) for columns, stages in product((112, 64, 32), (12, 16, 8))]
+        valid = [config for config in found if config.shared_bytes(problem) <= self.card.shared_bytes]
+        return tuple(sorted(valid, key=lambda config: config.cost(problem, self.card)))
 
     def recipe(self, problem: StemProblem, config: StreamedConfig) -> Recipe:
         return self.over(problem, config)
@@ -552,38 +518,28 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
         """Return the launches for weights in either layout, with or without a bias."""
         p = problem
         elements = dense_steps(p) * 16 * p.filters
-        pack = KernelCall(
+        pack = kernel_call(
             Program.of("stem/sm90_streamed_pack.cu", problem=p, weights_nhwc=weights_nhwc, bias=bias),
-            (blocks(elements, PACK_THREADS), 1, 1),
-            (PACK_THREADS, 1, 1),
-            (Buffer("weight"), Buffer("bias", optional=True), Buffer("packed"), elements, p.filters // 16),
-            overlap=True,
+            blocks(elements, PACK_THREADS),
+            PACK_THREADS,
+            Buffer("weight"), Buffer("bias", optional=True), Buffer("packed"), elements, p.filters // 16,
             weights_only=True,
-        )
+        )  # fmt: skip
         tiling = config.tiling(p)
-        call = KernelCall(
+        call = kernel_call(
             Program.of(
-                "stem/sm90_streamed.cu",
-                constants=activation.constants_of(p),
-                problem=p,
-                tiling=tiling,
+                "stem/sm90_streamed.cu", constants=activation.constants_of(p), problem=p, tiling=tiling,
                 config=config,
             ),
-            (config.blocks(p, self.card), p.filters // 64, 1),
-            (256 * STREAMS, 1, 1),
-            (
-                *tensors(Buffer("packed"), Buffer("y"), bias_optional=True),
-                shape(p, tiling.row_tiles, tiling.column_tiles),
-                ReleaseDependents(),
-            ),
+            (config.blocks(p, self.card), p.filters // 64),
+            256 * STREAMS,
+            *tensors(Buffer("packed"), Buffer("y"), bias_optional=True),
+            shape(p, tiling.row_tiles, tiling.column_tiles), ReleaseDependents(),
             shared_bytes=config.shared_bytes(p),
-            overlap=True,
-        )
+        )  # fmt: skip
         return Recipe((pack, call), (Workspace("packed", elements * 2),))
 
 
-# Predictions for 3to64_224_k7s2 at batch 256 with 3x3 pooling, fp16 from fp32 images: 60 GFLOP, 92 with the padding to
-# 4 channels and 8 taps; the image is 154 MB, the convolution's result 411 MB, y 103 MB.
 STREAMED = Streamed(
     "streamed",
     "k without padding of channels and taps, by persistent CTAs: warpgroups convert two rows at a time for others "
