@@ -20,7 +20,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.stem.operation import STEM
+from escalade.ops.stem import STEM
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune import search, verification
 from escalade.tune.sweep import UNTUNED

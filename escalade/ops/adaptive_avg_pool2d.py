@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,20 +20,19 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.pitch import check_pitches, unsupported_pitch
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, summed_in_fp32
+from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
-    Images,
+    ResizedImages,
     check_images,
     check_problem,
     empty_images_like,
     layout_of,
-    require_32_bits,
 )
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 from escalade.ops.shared.pooling import empty_output, random_inputs
@@ -42,7 +41,7 @@ from escalade.ops.shared.pooling import empty_output, random_inputs
 
 
 @dataclass(frozen=True)
-class AdaptiveAvgPool2dProblem(Images, Named):
+class AdaptiveAvgPool2dProblem(ResizedImages, Named):
     """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
 
     NAME: ClassVar = NamePattern("pooling", "{channels}_{height,width}to{output}_b{batch}")
@@ -64,10 +63,6 @@ class AdaptiveAvgPool2dProblem(Images, Named):
     @property
     def output_width(self) -> int:
         return self.output[1]
-
-    @property
-    def output_elements(self) -> int:
-        return self.batch * self.channels * self.output_height * self.output_width
 
     @property
     def largest_window(self) -> int:
@@ -107,9 +102,7 @@ def _widths(size: int, outputs: int) -> int:
 def _check(p: AdaptiveAvgPool2dProblem) -> None:
     check_problem("adaptive_avg_pool2d", p)
     require_at_least(1, {"output": min(p.output)})
-    check_pitches(p, x=p.channels, y=p.channels)
-    pitch = max(p.channels, p.x_pitch, p.y_pitch)
-    require_32_bits("adaptive_avg_pool2d", pitch * max(p.pixels, p.output_height * p.output_width))
+    p.check_pitches("adaptive_avg_pool2d")
     for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
         if (size + 1) * outputs >= 2**31:
             raise UnsupportedError(
@@ -238,9 +231,7 @@ class SlicedConfig(Config):
 
 
 class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         p = problem
@@ -367,34 +358,11 @@ def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAv
     return AdaptiveAvgPool2dProblem(batch, channels, size, size, (output, output))
 
 
-PROBLEMS = tuple(_square(512, 7, 1, batch) for batch in (1, 32, 256))
-"""Problems of `escalade ladder`: ResNet's."""
-
-SMALL_PROBLEMS = (
-    _square(72, 7, 1, batch=2),
-    _square(64, 16, 1),
-    _square(20, 13, 6, batch=2),
-    _square(5, 3, 7),
-    AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)),
-    AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
-    _square(1, 1, 1),
-    AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
-)
-"""Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches."""
-
-
 # --- the reference
 
 
-def exact(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
-
-
-def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
-    x = inputs["x"]
-    wide = x if x.is_cuda else x.float()
-    return F.adaptive_avg_pool2d(wide, problem.output).to(x.dtype)
+def compute(problem: AdaptiveAvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
+    return F.adaptive_avg_pool2d(inputs["x"], problem.output)
 
 
 # --- the operation
@@ -403,15 +371,24 @@ def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) 
 class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
     name = "adaptive_avg_pool2d"
     problem = AdaptiveAvgPool2dProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
     ladder = Ladder("adaptive_avg_pool2d", (NAIVE, LANES, VECTORISED, SLICED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(_square(512, 7, 1, batch) for batch in (1, 32, 256))
+    """Problems of `escalade ladder`: ResNet's."""
+    small_problems = (
+        _square(72, 7, 1, batch=2),
+        _square(64, 16, 1),
+        _square(20, 13, 6, batch=2),
+        _square(5, 3, 7),
+        AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)),
+        AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
+        _square(1, 1, 1),
+        AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
+    )
+    """Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: AdaptiveAvgPool2dProblem) -> tuple[str, ...]:
-        return ("sliced", "vectorised", "lanes", "naive")
+    order = ("sliced", "vectorised", "lanes", "naive")
 
 
 ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2d()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike
@@ -35,6 +34,8 @@ class AddProblem(Named):
     layout: str = "flat"
     batch: int = 1
     """Always 1; records of all operations have a batch."""
+
+    rounding = 2.0**-24
 
     def __post_init__(self) -> None:
         check("add", self.elements, self.batch, self.dtype, self.layout)
@@ -59,10 +60,6 @@ class AddProblem(Named):
     def bytes(self) -> int:
         return 3 * self.elements * ELEMENT_BYTES[self.dtype]
 
-    @property
-    def rounding(self) -> float:
-        return 2.0**-24
-
 
 # --- rungs
 
@@ -75,32 +72,10 @@ RUNGS: tuple[Rung[Any], ...] = (
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    AddProblem(802_816, relu=True),
-    AddProblem(6_422_528, relu=True),
-    AddProblem(25_690_112, relu=True),
-    AddProblem(51_380_224),
-    AddProblem(51_380_224, relu=True),
-    AddProblem(205_520_896, relu=True),
-)
-"""ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256."""
-
-SMALL_PROBLEMS = (
-    AddProblem(1),
-    AddProblem(7, relu=True),
-    AddProblem(1000),
-    AddProblem(8 * 1024, relu=True),
-    AddProblem(9001, relu=True),
-)
-
-
 # --- the reference
 
 
-def peer(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: AddProblem, inputs: Tensors) -> torch.Tensor:
     y = inputs["x"] + inputs["residual"]
     return y.relu_() if problem.relu else y
 
@@ -113,8 +88,22 @@ class Add(Operation[AddProblem]):
     problem = AddProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("add", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        AddProblem(802_816, relu=True),
+        AddProblem(6_422_528, relu=True),
+        AddProblem(25_690_112, relu=True),
+        AddProblem(51_380_224),
+        AddProblem(51_380_224, relu=True),
+        AddProblem(205_520_896, relu=True),
+    )
+    """ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256."""
+    small_problems = (
+        AddProblem(1),
+        AddProblem(7, relu=True),
+        AddProblem(1000),
+        AddProblem(8 * 1024, relu=True),
+        AddProblem(9001, relu=True),
+    )
     dtypes = DTYPES
     layouts = pointwise.LAYOUTS
 

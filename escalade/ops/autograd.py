@@ -19,9 +19,9 @@ from escalade.ops.conv2d_input_gradient.op import is_worthwhile
 from escalade.ops.conv2d_weight_gradient.op import OPERATOR as CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.op import is_on_tensor_cores
 from escalade.ops.max_pool2d_backward import OPERATOR as MAX_POOL2D_BACKWARD
-from escalade.ops.mlp.op import OPERATOR as MLP
-from escalade.ops.mlp_backward.op import OPERATOR as MLP_BACKWARD
-from escalade.ops.mlp_backward.op import split
+from escalade.ops.mlp import OPERATOR as MLP
+from escalade.ops.mlp_backward import OPERATOR as MLP_BACKWARD
+from escalade.ops.mlp_backward import split
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
 from escalade.ops.upsample2d_backward import OPERATOR as UPSAMPLE2D_BACKWARD
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
@@ -118,31 +118,6 @@ VECTORISED = ChannelPacks[AvgPool2dProblem](
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    AvgPool2dProblem(32, 288, 35, 35, (3, 3), (1, 1), (1, 1)),
-    AvgPool2dProblem(32, 256, 56, 56, (2, 2), (2, 2)),
-    AvgPool2dProblem(32, 256, 56, 56, (2, 2), (2, 2), prologue="relu(gain * x + shift)"),
-)
-"""Problems of `escalade ladder`: Inception's and DenseNet's."""
-
-SMALL_PROBLEMS = (
-    AvgPool2dProblem(2, 16, 9, 16, (3, 3), (1, 1), (1, 1)),
-    AvgPool2dProblem(1, 8, 10, 10, (2, 2), (2, 2)),
-    AvgPool2dProblem(2, 3, 11, 11, (3, 3), (2, 2), (1, 1), ceil_mode=True, count_padding=False),
-    AvgPool2dProblem(1, 5, 6, 6, (2, 2), (3, 3), (1, 1), ceil_mode=True),
-    AvgPool2dProblem(1, 24, 7, 17, (3, 5), (2, 3), (1, 2), divisor=7),
-    AvgPool2dProblem(1, 8, 14, 14, (12, 12), (4, 4), (6, 6)),
-    AvgPool2dProblem(1, 1, 1, 1, (1, 1), (1, 1)),
-    AvgPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
-    AvgPool2dProblem(2, 16, 7, 6, (3, 3), (2, 2), (1, 1), prologue="gate * (gain * x + shift)"),
-)
-"""Small problems: windows that overlap, touch and leave gaps, both roundings, every divisor, rectangular kernels, odd
-sizes, pitches, and a prologue that maps zero to nonzero."""
-
-
 # --- the reference
 
 
@@ -151,12 +126,12 @@ def random_inputs(problem: AvgPool2dProblem, device: torch.device, seed: int) ->
     return pooling.random_inputs(problem, device, seed) | prologue.random_operands(problem, generator)
 
 
-def exact(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: AvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _pooled(problem, prologue.apply(problem.prologue, wide)["x"])
 
 
-def peer(problem: AvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: AvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
     """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
     x = prologue.apply(problem.prologue, inputs)["x"]
     return _pooled(problem, x if x.is_cuda else x.float()).to(x.dtype)
@@ -174,16 +149,31 @@ class AvgPool2d(Operation[AvgPool2dProblem]):
     problem = AvgPool2dProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("avg_pool2d", (NAIVE, ROW_PACKS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        AvgPool2dProblem(32, 288, 35, 35, (3, 3), (1, 1), (1, 1)),
+        AvgPool2dProblem(32, 256, 56, 56, (2, 2), (2, 2)),
+        AvgPool2dProblem(32, 256, 56, 56, (2, 2), (2, 2), prologue="relu(gain * x + shift)"),
+    )
+    """Problems of `escalade ladder`: Inception's and DenseNet's."""
+    small_problems = (
+        AvgPool2dProblem(2, 16, 9, 16, (3, 3), (1, 1), (1, 1)),
+        AvgPool2dProblem(1, 8, 10, 10, (2, 2), (2, 2)),
+        AvgPool2dProblem(2, 3, 11, 11, (3, 3), (2, 2), (1, 1), ceil_mode=True, count_padding=False),
+        AvgPool2dProblem(1, 5, 6, 6, (2, 2), (3, 3), (1, 1), ceil_mode=True),
+        AvgPool2dProblem(1, 24, 7, 17, (3, 5), (2, 3), (1, 2), divisor=7),
+        AvgPool2dProblem(1, 8, 14, 14, (12, 12), (4, 4), (6, 6)),
+        AvgPool2dProblem(1, 1, 1, 1, (1, 1), (1, 1)),
+        AvgPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
+        AvgPool2dProblem(2, 16, 7, 6, (3, 3), (2, 2), (1, 1), prologue="gate * (gain * x + shift)"),
+    )
+    """Small problems: windows that overlap, touch and leave gaps, both roundings, every divisor, rectangular kernels,
+    odd sizes, pitches, and a prologue that maps zero to nonzero."""
     dtypes = DTYPES
     layouts = LAYOUTS
+    order = ("vectorised", "row_packs", "naive")
 
     def roundings(self, problem: AvgPool2dProblem) -> int:
         return super().roundings(problem) + bool(problem.prologue)
-
-    def preferred(self, problem: AvgPool2dProblem) -> tuple[str, ...]:
-        return ("vectorised", "row_packs", "naive")
 
 
 AVG_POOL2D = AvgPool2d()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,25 @@ from escalade.errors import UnsupportedError
 from escalade.ops.avg_pool2d import OPERATOR as AVG_POOL2D_OPERATOR
 from escalade.ops.avg_pool2d import AvgPool2dProblem, windows
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
-from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, summed_in_fp32
+from escalade.ops.base.problem import GradientProblem
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, SymPair, define_planned
-from escalade.ops.shared import pixel_tiles, pooling, side_by_side
+from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
-from escalade.ops.shared.pixel_tiles import PixelTile
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.pooling import random_gradient
+from escalade.ops.shared.pooling_gradients import (
+    PixelTile,
+    side_by_side_recipe,
+    side_by_side_refusal,
+    tile_configs,
+    tiles_refusal,
+)
 from escalade.ops.shared.windowed import windows_per_pixel
 
 # --- the problem
@@ -85,11 +91,11 @@ NAIVE = Naive("naive", "one thread per input, which reads every window that cont
 
 class Rows(ThreadsRung[AvgPool2dBackwardProblem]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
-        return side_by_side.refusal(self.name, problem.forward)
+        return side_by_side_refusal(self.name, problem.forward)
 
     def recipe(self, problem: AvgPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), Buffer("y"))
-        return side_by_side.recipe("avg_pool2d_backward/rows.cu", problem.forward, buffers, config.threads)
+        return side_by_side_recipe("avg_pool2d_backward/rows.cu", problem.forward, buffers, config.threads)
 
 
 ROWS = Rows(
@@ -103,10 +109,10 @@ ROWS = Rows(
 
 class Vectorized(Rung[AvgPool2dBackwardProblem, PixelTile]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
-        return pixel_tiles.refusal(self.name, problem.forward)
+        return tiles_refusal(self.name, problem.forward)
 
     def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[PixelTile, ...]:
-        return pixel_tiles.configs(problem.forward, self.card)
+        return tile_configs(problem.forward, self.card)
 
     def recipe(self, problem: AvgPool2dBackwardProblem, config: PixelTile) -> Recipe:
         f = problem.forward
@@ -128,36 +134,7 @@ VECTORISED = Vectorized(
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    AvgPool2dBackwardProblem.parse(name)
-    for name in ("288_35_k3s1p1_b32", "256_32_k2s2_b256", "2048_7_k7s7_b256")
-)
-"""Problems of `escalade ladder`: Inception's overlapping windows, a halving, and ResNet's global mean."""
-
-SMALL_PROBLEMS = tuple(
-    AvgPool2dBackwardProblem.parse(name)
-    for name in (
-        "16_9_k3s1p1_b2",
-        "8_10_k2s2_b1",
-        "3_11_k3s2p1_b2_ceil_inside",
-        "5_6_k2s3p1_b1_ceil",
-        "24_7x17_k3x5s2x3p1x2_b1_by7",
-        "8_14_k12s4p6_b1",
-        "8_7_k7s7_b2",
-        "1_1_k1s1_b1",
-    )
-)
-"""Small problems: windows that overlap, touch, leave gaps and cover the image, both roundings, every divisor,
-rectangular kernels, and odd sizes."""
-
-
 # --- the reference
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(
@@ -166,22 +143,12 @@ def random_inputs(
     return {"gradient": random_gradient(problem, device, seed)}
 
 
-def exact(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    return _backward(problem, inputs["gradient"].double())
-
-
-def peer(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
-    gradient = inputs["gradient"]
-    return _backward(problem, gradient if gradient.is_cuda else gradient.float()).to(gradient.dtype)
-
-
-def _backward(problem: AvgPool2dBackwardProblem, gradient: torch.Tensor) -> torch.Tensor:
+def compute(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
     # PyTorch reads only the shape and layout of x. Its NHWC kernel ignores padding on a GPU (pytorch/pytorch#188344),
     # so padded problems use NCHW.
     f = problem.forward
     memory_format = MEMORY_FORMAT["nchw" if any(f.padding) else problem.layout]
-    gradient = gradient.contiguous(memory_format=memory_format)
+    gradient = inputs["gradient"].contiguous(memory_format=memory_format)
     size = (f.batch, f.channels, f.height, f.width)
     x = torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format)
     backward: Any = torch.ops.aten.avg_pool2d_backward
@@ -197,15 +164,31 @@ def _backward(problem: AvgPool2dBackwardProblem, gradient: torch.Tensor) -> torc
 class AvgPool2dBackward(Operation[AvgPool2dBackwardProblem]):
     name = "avg_pool2d_backward"
     problem = AvgPool2dBackwardProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
     ladder = Ladder("avg_pool2d_backward", (NAIVE, ROWS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        AvgPool2dBackwardProblem.parse(name)
+        for name in ("288_35_k3s1p1_b32", "256_32_k2s2_b256", "2048_7_k7s7_b256")
+    )
+    """Problems of `escalade ladder`: Inception's overlapping windows, a halving, and ResNet's global mean."""
+    small_problems = tuple(
+        AvgPool2dBackwardProblem.parse(name)
+        for name in (
+            "16_9_k3s1p1_b2",
+            "8_10_k2s2_b1",
+            "3_11_k3s2p1_b2_ceil_inside",
+            "5_6_k2s3p1_b1_ceil",
+            "24_7x17_k3x5s2x3p1x2_b1_by7",
+            "8_14_k12s4p6_b1",
+            "8_7_k7s7_b2",
+            "1_1_k1s1_b1",
+        )
+    )
+    """Small problems: windows that overlap, touch, leave gaps and cover the image, both roundings, every divisor,
+    rectangular kernels, and odd sizes."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: AvgPool2dBackwardProblem) -> tuple[str, ...]:
-        return ("vectorised", "rows", "naive")
+    order = ("vectorised", "rows", "naive")
 
 
 AVG_POOL2D_BACKWARD = AvgPool2dBackward()

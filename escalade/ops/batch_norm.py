@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,10 +16,10 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.problem import traffic
-from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
 from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned, library, operator, require_alike
 from escalade.ops.shared import activation, channels, pointwise
@@ -75,6 +74,9 @@ class BatchNormProblem(Images, Named):
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
+    rounding = 2.0**-24 * math.sqrt(5)
+    """Scale, difference, product and sums are each rounded once."""
+
     def __post_init__(self) -> None:
         check_channelwise("batch_norm", self)
         activation.normalize(self)
@@ -90,11 +92,6 @@ class BatchNormProblem(Images, Named):
     @property
     def bytes(self) -> int:
         return self.elements * (2 + self.residual) * ELEMENT_BYTES[self.dtype] + 16 * self.channels
-
-    @property
-    def rounding(self) -> float:
-        """Scale, difference, product and sums are each rounded once."""
-        return 2.0**-24 * math.sqrt(5)
 
 
 # --- rungs
@@ -179,10 +176,8 @@ class Vectorized(Rung[BatchNormProblem, PacksConfig]):
         every = [PacksConfig(threads, packs) for threads in sizes for packs in (4, 2, 1)]
         if by_rows:
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]
-        default = next(
-            (c for c in every if _pieces(problem, c) >= self.card.busy_blocks), PacksConfig(packs=1)
-        )
-        return (default, *(config for config in every if config != default))
+        busy = self.card.busy_blocks
+        return first_that(lambda config: _pieces(problem, config) >= busy, every, PacksConfig(packs=1))
 
     def estimate(self, problem: BatchNormProblem, config: PacksConfig) -> float:
         return START_US + self.card.microseconds(0, traffic(problem))
@@ -206,16 +201,13 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
         "vectorised_rows", problem, config=config, vector=rows.vector, pitched=bool(pitches(problem))
     )
     count = problem.batch * problem.pixels
-    return KernelCall(
+    return kernel_call(
         program,
-        (blocks(count, rows.height * config.packs * config.turns), rows.across, 1),
-        (config.threads, 1, 1),
-        (
-            _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
-            float(problem.epsilon), problem.channels, rows.width, Int64(count), config.turns,
-            *(pitch or problem.channels for pitch in (problem.x_pitch, problem.residual_pitch, problem.y_pitch)),
-        ),
-        overlap=True,
+        (blocks(count, rows.height * config.packs * config.turns), rows.across),
+        config.threads,
+        _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
+        float(problem.epsilon), problem.channels, rows.width, Int64(count), config.turns,
+        *(pitch or problem.channels for pitch in (problem.x_pitch, problem.residual_pitch, problem.y_pitch)),
     )  # fmt: skip
 
 
@@ -235,41 +227,7 @@ RUNGS: tuple[Rung[BatchNormProblem], ...] = (
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    BatchNormProblem(32, 64, 112, 112, relu=True),
-    BatchNormProblem(256, 64, 112, 112, relu=True),
-    BatchNormProblem(32, 64, 56, 56, relu=True),
-    BatchNormProblem(32, 64, 56, 56, relu=True, residual=True),
-    BatchNormProblem(256, 64, 56, 56),
-    BatchNormProblem(256, 64, 56, 56, relu=True),
-    BatchNormProblem(256, 64, 56, 56, relu=True, residual=True),
-    BatchNormProblem(32, 512, 7, 7, relu=True, residual=True),
-    BatchNormProblem(256, 512, 7, 7, relu=True, residual=True),
-)
-"""ResNet-18: its first and its last stage."""
-
-SMALL_PROBLEMS = (
-    BatchNormProblem(2, 8, 6, 6, relu=True),
-    BatchNormProblem(3, 16, 7, 7, relu=True, residual=True),  # packs over two planes; a tail in nchw
-    BatchNormProblem(1, 3, 5, 9),  # one channel per thread in nhwc
-    BatchNormProblem(2, 24, 4, 4, relu=True, residual=True, epsilon=1e-3),  # 3 packs per row: idle threads
-    BatchNormProblem(5, 40, 1, 1),  # alike in both layouts
-    BatchNormProblem(2, 6, 3, 2),  # planes smaller than a pack of fp16
-    BatchNormProblem(1, 2056, 2, 4),  # wider than a CTA
-    BatchNormProblem(2, 64, 24, 24, residual=True),
-    BatchNormProblem(
-        2, 20, 5, 5, relu=True, residual=True, layout="nhwc", x_pitch=32, residual_pitch=24, y_pitch=40
-    ),
-)
-
-
 # --- the reference
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(problem: BatchNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
@@ -277,10 +235,7 @@ def random_inputs(problem: BatchNormProblem, device: torch.device, seed: int) ->
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     size, each = (p.batch, p.channels, p.height, p.width), (1, p.channels, 1, 1)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     mean = normal(p.channels)
     variance = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
     x = normal(*size).mul_(variance.sqrt().view(each)).add_(mean.view(each))
@@ -318,13 +273,36 @@ class BatchNorm(Operation[BatchNormProblem]):
     problem = BatchNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("batch_norm", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        BatchNormProblem(32, 64, 112, 112, relu=True),
+        BatchNormProblem(256, 64, 112, 112, relu=True),
+        BatchNormProblem(32, 64, 56, 56, relu=True),
+        BatchNormProblem(32, 64, 56, 56, relu=True, residual=True),
+        BatchNormProblem(256, 64, 56, 56),
+        BatchNormProblem(256, 64, 56, 56, relu=True),
+        BatchNormProblem(256, 64, 56, 56, relu=True, residual=True),
+        BatchNormProblem(32, 512, 7, 7, relu=True, residual=True),
+        BatchNormProblem(256, 512, 7, 7, relu=True, residual=True),
+    )
+    """ResNet-18: its first and its last stage."""
+    small_problems = (
+        BatchNormProblem(2, 8, 6, 6, relu=True),
+        BatchNormProblem(3, 16, 7, 7, relu=True, residual=True),  # packs over two planes; a tail in nchw
+        BatchNormProblem(1, 3, 5, 9),  # one channel per thread in nhwc
+        BatchNormProblem(
+            2, 24, 4, 4, relu=True, residual=True, epsilon=1e-3
+        ),  # 3 packs per row: idle threads
+        BatchNormProblem(5, 40, 1, 1),  # alike in both layouts
+        BatchNormProblem(2, 6, 3, 2),  # planes smaller than a pack of fp16
+        BatchNormProblem(1, 2056, 2, 4),  # wider than a CTA
+        BatchNormProblem(2, 64, 24, 24, residual=True),
+        BatchNormProblem(
+            2, 20, 5, 5, relu=True, residual=True, layout="nhwc", x_pitch=32, residual_pitch=24, y_pitch=40
+        ),
+    )
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: BatchNormProblem) -> tuple[str, ...]:
-        return ("vectorised", "scaled")
+    order = ("vectorised", "scaled")
 
 
 BATCH_NORM = BatchNorm()
@@ -363,14 +341,18 @@ def batch_norm(
 # --- from tensors to problems
 
 
-def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional) -> None:
-    check_images("batch_norm", x)
-    require_alike(x, {"residual": residual})
-    if residual is not None and residual.shape != x.shape:
-        raise UnsupportedError(
-            f"residual has shape {tuple(residual.shape)}; it must match x, {tuple(x.shape)}"
-        )
-    check_channel_vectors("batch_norm", x, channelwise)
+def check_tensors(
+    operation: str, x: torch.Tensor, channelwise: dict[str, Optional], images: dict[str, Optional]
+) -> None:
+    """Raise unless `channelwise` has one number per channel of x, and `images` have its dtype and shape."""
+    check_images(operation, x)
+    require_alike(x, images)
+    for name, tensor in images.items():
+        if tensor is not None and tensor.shape != x.shape:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(tensor.shape)}; it must match x, {tuple(x.shape)}"
+            )
+    check_channel_vectors(operation, x, channelwise)
 
 
 # --- inference
@@ -387,7 +369,8 @@ def _fake(
     residual: Optional = None,
     *_: object,
 ) -> torch.Tensor:
-    _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
+    vectors = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}
+    check_tensors("batch_norm", x, vectors, {"residual": residual})
     return empty_images_like(x, x.shape)
 
 

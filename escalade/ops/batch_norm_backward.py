@@ -8,35 +8,33 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, full_vector, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, full_vector, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.launch import kernel_call
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates, summed_in_fp32
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.batch_norm import check_tensors
 from escalade.ops.calling.call import CallPlan, prepare
-from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import Expression
-from escalade.ops.shared import channels, resident
+from escalade.ops.shared import channels
 from escalade.ops.shared.channels import (
     SIZES,
     ChannelTile,
     channel_packer,
     channels_innermost,
-    check_channel_vectors,
     check_channelwise,
 )
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
-    check_images,
     empty_images,
     empty_images_like,
     layout_of,
@@ -44,7 +42,7 @@ from escalade.ops.shared.images import (
     stored_images,
 )
 from escalade.ops.shared.pointwise import PacksConfig
-from escalade.ops.shared.resident import ResidentConfig
+from escalade.ops.shared.resident import ResidentConfig, ResidentRung, slices
 
 # --- the problem
 
@@ -210,42 +208,26 @@ NAIVE = Naive("naive", "one CTA per channel computes the sums, then one thread p
 # --- rung resident: one launch of clusters that hold the gradient and x in registers
 
 
-_MOST_STEPS = {256: 10, 512: 4}  # rows per thread whose two tensors fit the registers, by threads per CTA
-_EXCHANGES = 1
-
-
 @dataclass(frozen=True)
-class Resident(Rung[BatchNormBackwardProblem, ResidentConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+class Resident(ResidentRung[BatchNormBackwardProblem]):
+    most_steps: ClassVar = {256: 10, 512: 4}
+    exchanges = 1
 
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
         if problem.summed:
             return f"{self.name} computes the sums itself"
-        return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
-
-    def configs(self, problem: BatchNormBackwardProblem) -> tuple[ResidentConfig, ...]:
-        every = resident.offered(problem, problem.count, self.card, _MOST_STEPS)
-        return tuple(sorted(every, key=lambda config: self.estimate(problem, config)))
-
-    def estimate(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> float:
-        return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
+        return super().supports(problem)
 
     def recipe(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.channels)
-        call = KernelCall(
+        return launch(
             sums_program("resident", problem, config=config, vector=vector),
-            (config.blocks, resident.slices(problem, config), 1),
-            (config.threads, 1, 1),
-            (
-                *sums_arguments(), WEIGHT_GRADIENT, BIAS_GRADIENT, Buffer("y"), 1 / problem.count, problem.channels,
-                problem.count,
-            ),
+            (config.blocks, slices(problem, config)),
+            config.threads,
+            *sums_arguments(), WEIGHT_GRADIENT, BIAS_GRADIENT, Buffer("y"), 1 / problem.count, problem.channels,
+            problem.count,
             cluster=(config.blocks, 1, 1),
-            overlap=True,
         )  # fmt: skip
-        return Recipe((call,))
 
 
 # For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB per tensor: three launches of 2.8 us each besides their bytes, 10.7
@@ -330,24 +312,22 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
     def _sum_rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[KernelCall, int]:
         """Return the launch over rows of channels, and its partial sums per channel."""
         rows, splits = self._rows(problem, config)
-        call = KernelCall(
+        call = kernel_call(
             sums_program("split_rows", problem, config=config, vector=rows.vector),
-            (splits, rows.across, 1),
-            (config.threads, 1, 1),
-            (*sums_arguments(), _PARTIAL, problem.channels, rows.width, Int64(problem.count)),
-            overlap=True,
-        )
+            (splits, rows.across),
+            config.threads,
+            *sums_arguments(), _PARTIAL, problem.channels, rows.width, Int64(problem.count),
+        )  # fmt: skip
         return call, splits
 
     def _apply_rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> KernelCall:
         rows, down = self._rows(problem, config)
-        return KernelCall(
+        return kernel_call(
             apply_program("split_apply_rows", problem, config=config, vector=rows.vector),
-            (down, rows.across, 1),
-            (config.threads, 1, 1),
-            (*apply_arguments(problem), rows.width, Int64(problem.count)),
-            overlap=True,
-        )
+            (down, rows.across),
+            config.threads,
+            *apply_arguments(problem), rows.width, Int64(problem.count),
+        )  # fmt: skip
 
     def _sum_planes(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[KernelCall, int]:
         """Return the launch over planes, and its partial sums per channel."""
@@ -392,42 +372,6 @@ VECTORISED = Split(
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    BatchNormBackwardProblem.parse(name)
-    for name in (
-        "64_112_b256_byx",
-        "64_56_b64_byx",
-        "64_56_b256_byx",
-        "64_56_b256_byoutput+res",
-        "256_56_b256",
-        "96_56_b64_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",
-        "512_7_b64_byoutput+res",
-        "512_7_b256_byoutput+res",
-    )
-)
-"""ResNets: the first layers, behind a ReLU and behind a residual and a ReLU, and the last one."""
-
-SMALL_PROBLEMS = tuple(
-    BatchNormBackwardProblem.parse(name)
-    for name in (
-        "8_6_b2_byx",
-        "16_7_b3_byoutput+res",  # packs over two planes; a tail in nchw
-        "3_5x9_b1",  # one channel per thread in nhwc
-        "24_9x4_b2_byoutput",  # 3 packs per row: idle threads
-        "40_1_b5_byx",  # alike in both layouts
-        "6_3x2_b2_byoutput",  # planes smaller than a pack of fp16
-        "2056_2_b1_byx",  # wider than a CTA
-        "16_64_b2",  # several splits
-        "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
-        "8_33_b2_byx[gradient*(x<6)*(x>0)]",
-        "24_9x4_b2_summed",
-    )
-)
-
-
 # --- the reference
 
 
@@ -445,10 +389,7 @@ def random_inputs(
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     size = (p.batch, p.channels, p.height, p.width)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     mean, bias = normal(p.channels), normal(p.channels)
     rstd = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
     weight = (
@@ -509,15 +450,13 @@ def exact(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
     return gradients(problem, inputs)[0]
 
 
-def peer(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch's gradients of the ReLU and of the normalization; on a CPU with fp32 tensors."""
-    on_gpu = inputs["x"].is_cuda
-    given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
+def compute(problem: BatchNormBackwardProblem, given: Tensors) -> torch.Tensor:
+    """Return PyTorch's gradients of the ReLU and of the normalization."""
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
         masked(problem, given), given["x"], given["weight"], None, None, given["mean"], given["rstd"], True, 1e-5,
         [True, True, True],
     )  # fmt: skip
-    return found[0].to(STORAGE[problem.dtype])
+    return found[0]
 
 
 # --- the operation
@@ -526,16 +465,42 @@ def peer(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     name = "batch_norm_backward"
     problem = BatchNormBackwardProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
     ladder = Ladder("batch_norm_backward", (NAIVE, SPLIT, VECTORISED, RESIDENT))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        BatchNormBackwardProblem.parse(name)
+        for name in (
+            "64_112_b256_byx",
+            "64_56_b64_byx",
+            "64_56_b256_byx",
+            "64_56_b256_byoutput+res",
+            "256_56_b256",
+            "96_56_b64_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",
+            "512_7_b64_byoutput+res",
+            "512_7_b256_byoutput+res",
+        )
+    )
+    """ResNets: the first layers, behind a ReLU and behind a residual and a ReLU, and the last one."""
+    small_problems = tuple(
+        BatchNormBackwardProblem.parse(name)
+        for name in (
+            "8_6_b2_byx",
+            "16_7_b3_byoutput+res",  # packs over two planes; a tail in nchw
+            "3_5x9_b1",  # one channel per thread in nhwc
+            "24_9x4_b2_byoutput",  # 3 packs per row: idle threads
+            "40_1_b5_byx",  # alike in both layouts
+            "6_3x2_b2_byoutput",  # planes smaller than a pack of fp16
+            "2056_2_b1_byx",  # wider than a CTA
+            "16_64_b2",  # several splits
+            "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
+            "8_33_b2_byx[gradient*(x<6)*(x>0)]",
+            "24_9x4_b2_summed",
+        )
+    )
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True
-
-    def preferred(self, problem: BatchNormBackwardProblem) -> tuple[str, ...]:
-        return ("vectorised", "resident", "split")
+    order = ("vectorised", "resident", "split")
 
     def extra_outputs(
         self, problem: BatchNormBackwardProblem, device: torch.device
@@ -606,15 +571,8 @@ def _fake(
     residual: bool = False,
     *_: object,
 ) -> Gradients:
-    check_images(_NAME, x)
-    images = {"gradient": gradient, "output": output}
-    require_alike(x, images)
-    for name, tensor in images.items():
-        if tensor is not None and tensor.shape != x.shape:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(tensor.shape)}; it must match x, {tuple(x.shape)}"
-            )
-    check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd})
+    vectors = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd}
+    check_tensors(_NAME, x, vectors, {"gradient": gradient, "output": output})
     if residual and _mask(relu, output) != "output":
         raise UnsupportedError(
             "residual without output: behind a ReLU batch_norm_backward needs `output`; without a ReLU the residual's "

@@ -11,16 +11,23 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.architecture import WITH_WGMMA
-from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, summed_in_fp32
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.batch_norm import BATCH_NORM, DEFAULT_EPSILON, START_US, BatchNormProblem, PacksConfig
+from escalade.ops.batch_norm import (
+    BATCH_NORM,
+    DEFAULT_EPSILON,
+    START_US,
+    BatchNormProblem,
+    PacksConfig,
+    check_tensors,
+)
 from escalade.ops.batch_norm import empty_output as batch_norm_empty_output
 from escalade.ops.batch_norm import random_inputs as batch_norm_random_inputs
 from escalade.ops.batch_statistics import (
@@ -33,11 +40,11 @@ from escalade.ops.batch_statistics import (
 )
 from escalade.ops.batch_statistics import random_inputs as batch_statistics_random_inputs
 from escalade.ops.calling.call import CallPlan, prepare
-from escalade.ops.calling.library import define_planned, require_alike
-from escalade.ops.shared import activation, channels, resident
-from escalade.ops.shared.channels import SIZES, channel_packer, check_channel_vectors
-from escalade.ops.shared.images import LAYOUTS, Images, check_images, empty_images_like, layout_of, packer
-from escalade.ops.shared.resident import ResidentConfig
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import activation, channels
+from escalade.ops.shared.channels import SIZES, channel_packer
+from escalade.ops.shared.images import LAYOUTS, Images, empty_images_like, layout_of, packer
+from escalade.ops.shared.resident import ResidentConfig, ResidentRung, slices
 
 # --- the problem
 
@@ -227,78 +234,29 @@ RUNGS: tuple[Rung[BatchNormTrainingProblem], ...] = (
 # --- rung resident: one launch of clusters that hold x in registers
 
 
-_MOST_STEPS = {256: 24, 512: 12}  # rows per thread that fit the registers, by threads per CTA
-_EXCHANGES = 2
-
-
 @dataclass(frozen=True)
-class Resident(Rung[BatchNormTrainingProblem, ResidentConfig]):
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
-
-    def supports(self, problem: BatchNormTrainingProblem) -> str | None:
-        return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
-
-    def configs(self, problem: BatchNormTrainingProblem) -> tuple[ResidentConfig, ...]:
-        every = resident.offered(problem, problem.count, self.card, _MOST_STEPS)
-        return tuple(sorted(every, key=lambda config: self.estimate(problem, config)))
-
-    def estimate(self, problem: BatchNormTrainingProblem, config: ResidentConfig) -> float:
-        return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
+class Resident(ResidentRung[BatchNormTrainingProblem]):
+    most_steps: ClassVar = {256: 24, 512: 12}
+    exchanges = 2
 
     def recipe(self, problem: BatchNormTrainingProblem, config: ResidentConfig) -> Recipe:
         vector, generated = widest_vector(problem.dtype, problem.channels), activation.constants_of(problem)
-        call = KernelCall(
+        return launch(
             channels.program(
-                "batch_norm_training/resident.cu", problem, generated, config=config, vector=vector
+                "batch_norm_training/resident.cu", problem, generated, config=config, vector=vector,
             ),
-            (config.blocks, resident.slices(problem, config), 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("x"), Buffer("weight"), Buffer("bias"), Buffer("residual", optional=True), Buffer("y"), RESULTS,
-                problem.channels, problem.count, *numbers(problem.statistics),
-            ),
+            (config.blocks, slices(problem, config)),
+            config.threads,
+            Buffer("x"), Buffer("weight"), Buffer("bias"), Buffer("residual", optional=True), Buffer("y"),
+            RESULTS, problem.channels, problem.count, *numbers(problem.statistics),
             cluster=(config.blocks, 1, 1),
-            overlap=True,
         )  # fmt: skip
-        return Recipe((call,))
 
 
 # For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB per tensor: three launches of 2.8 us each besides their bytes, 10 us;
 # one, with two exchanges, 5 us.
 RESIDENT = Resident(
     "resident", "one launch: clusters hold x in registers, and read it once", "vectorised", 2.0
-)
-
-
-# --- problems
-
-
-PROBLEMS = tuple(
-    BatchNormTrainingProblem.parse(name)
-    for name in (
-        "64_112_b256_m0.1_relu",
-        "64_56_b64_m0.1_relu",
-        "64_56_b256_m0.1_relu",
-        "64_56_b256_m0.1_res+relu",
-        "256_56_b256_m0.1",
-        "512_7_b64_m0.1_res+relu",
-        "512_7_b256_m0.1_res+relu",
-    )
-)
-"""ResNets: the first layers, with a ReLU and with a residual and a ReLU, and the last one."""
-
-SMALL_PROBLEMS = tuple(
-    BatchNormTrainingProblem.parse(name)
-    for name in (
-        "8_6_b2_m0.1_relu",
-        "16_7_b3_eps0.001_m0.25_res+relu",
-        "3_5x9_b1",
-        "40_1_b5_m0.1",
-        "6_3x2_b2_res",
-        "16_48_b2_m0.1[x*sigmoid(x)]",
-    )
 )
 
 
@@ -319,22 +277,12 @@ def empty_output(problem: BatchNormTrainingProblem, device: torch.device) -> tor
     return batch_norm_empty_output(problem.normalization, device)
 
 
-def _normalized(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+def compute(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+    """Normalize with PyTorch, without running statistics."""
     y = F.batch_norm(
         inputs["x"], None, None, inputs["weight"], inputs["bias"], training=True, eps=problem.epsilon
     )
     return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
-
-
-def exact(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
-    return _normalized(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
-def peer(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
-    """Normalize with PyTorch, without running statistics; on a CPU with fp32 tensors."""
-    on_gpu = inputs["x"].is_cuda
-    given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
-    return _normalized(problem, given).to(STORAGE[problem.dtype])
 
 
 # --- the operation
@@ -343,16 +291,36 @@ def peer(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
 class BatchNormTraining(Operation[BatchNormTrainingProblem]):
     name = "batch_norm_training"
     problem = BatchNormTrainingProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
     ladder = Ladder("batch_norm_training", (*RUNGS, RESIDENT))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        BatchNormTrainingProblem.parse(name)
+        for name in (
+            "64_112_b256_m0.1_relu",
+            "64_56_b64_m0.1_relu",
+            "64_56_b256_m0.1_relu",
+            "64_56_b256_m0.1_res+relu",
+            "256_56_b256_m0.1",
+            "512_7_b64_m0.1_res+relu",
+            "512_7_b256_m0.1_res+relu",
+        )
+    )
+    """ResNets: the first layers, with a ReLU and with a residual and a ReLU, and the last one."""
+    small_problems = tuple(
+        BatchNormTrainingProblem.parse(name)
+        for name in (
+            "8_6_b2_m0.1_relu",
+            "16_7_b3_eps0.001_m0.25_res+relu",
+            "3_5x9_b1",
+            "40_1_b5_m0.1",
+            "6_3x2_b2_res",
+            "16_48_b2_m0.1[x*sigmoid(x)]",
+        )
+    )
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True
-
-    def preferred(self, problem: BatchNormTrainingProblem) -> tuple[str, ...]:
-        return ("vectorised", "resident", "one_pass")
+    order = ("vectorised", "resident", "one_pass")
 
     def extra_outputs(
         self, problem: BatchNormTrainingProblem, device: torch.device
@@ -410,14 +378,8 @@ def _fake(
     residual: torch.Tensor | None = None,
     *_: object,
 ) -> Results:
-    check_images(_NAME, x)
-    require_alike(x, {"residual": residual})
-    if residual is not None and residual.shape != x.shape:
-        raise UnsupportedError(
-            f"residual has shape {tuple(residual.shape)}; it must match x, {tuple(x.shape)}"
-        )
     running = {"running_mean": running_mean, "running_var": running_var}
-    check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, **running})
+    check_tensors(_NAME, x, {"weight": weight, "bias": bias, **running}, {"residual": residual})
     if (running_mean is None) != (running_var is None):
         raise UnsupportedError("running_mean without running_var, or the reverse: pass both or neither")
     if x.shape[0] * x.shape[2] * x.shape[3] < 2:

@@ -19,11 +19,18 @@ from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define
+from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import channels
 from escalade.ops.shared.channels import SIZES, ChannelTile, channels_innermost, check_channelwise
-from escalade.ops.shared.images import LAYOUTS, Images, check_images, layout_of, pack_aligned, stored_images
+from escalade.ops.shared.images import (
+    LAYOUTS,
+    Images,
+    check_images,
+    layout_of,
+    packer,
+    stored_images,
+)
 from escalade.ops.shared.pointwise import PacksConfig
 
 # --- the problem
@@ -212,13 +219,12 @@ def _rows(problem: BatchStatisticsProblem, config: SplitConfig) -> tuple[KernelC
     rows = ChannelTile.of(problem, config.threads)
     most = blocks(problem.count, rows.height * config.packs)
     splits = min(most, max(1, config.blocks // rows.across))
-    call = KernelCall(
+    call = kernel_call(
         channels.program("batch_statistics/split_rows.cu", problem, config=config, vector=rows.vector),
-        (splits, rows.across, 1),
-        (config.threads, 1, 1),
-        (Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits, Int64(problem.count)),
-        overlap=True,
-    )
+        (splits, rows.across),
+        config.threads,
+        Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits, Int64(problem.count),
+    )  # fmt: skip
     return call, splits, rows.height
 
 
@@ -254,30 +260,6 @@ RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
         "one_pass",
         15.0,
     ),
-)
-
-
-# --- problems
-
-
-PROBLEMS = (
-    BatchStatisticsProblem(32, 64, 112, 112),
-    BatchStatisticsProblem(256, 64, 112, 112),
-    BatchStatisticsProblem(32, 64, 56, 56),
-    BatchStatisticsProblem(256, 64, 56, 56),
-    BatchStatisticsProblem(32, 512, 7, 7),
-    BatchStatisticsProblem(256, 512, 7, 7),
-)
-
-SMALL_PROBLEMS = (
-    BatchStatisticsProblem(2, 8, 6, 6),
-    BatchStatisticsProblem(3, 16, 7, 7, epsilon=1e-3, momentum=0.25),
-    BatchStatisticsProblem(1, 3, 5, 9),
-    BatchStatisticsProblem(2, 24, 9, 4, epsilon=1e-5),  # 3 packs per row: idle threads
-    BatchStatisticsProblem(5, 40, 1, 1),  # alike in both layouts
-    BatchStatisticsProblem(1, 4, 1, 1),  # one element per channel: a variance of 0
-    BatchStatisticsProblem(1, 2056, 2, 2),  # wider than a CTA
-    BatchStatisticsProblem(2, 16, 64, 64, momentum=0.1),  # several splits
 )
 
 
@@ -353,8 +335,24 @@ class BatchStatistics(Operation[BatchStatisticsProblem]):
     problem = BatchStatisticsProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("batch_statistics", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        BatchStatisticsProblem(32, 64, 112, 112),
+        BatchStatisticsProblem(256, 64, 112, 112),
+        BatchStatisticsProblem(32, 64, 56, 56),
+        BatchStatisticsProblem(256, 64, 56, 56),
+        BatchStatisticsProblem(32, 512, 7, 7),
+        BatchStatisticsProblem(256, 512, 7, 7),
+    )
+    small_problems = (
+        BatchStatisticsProblem(2, 8, 6, 6),
+        BatchStatisticsProblem(3, 16, 7, 7, epsilon=1e-3, momentum=0.25),
+        BatchStatisticsProblem(1, 3, 5, 9),
+        BatchStatisticsProblem(2, 24, 9, 4, epsilon=1e-5),  # 3 packs per row: idle threads
+        BatchStatisticsProblem(5, 40, 1, 1),  # alike in both layouts
+        BatchStatisticsProblem(1, 4, 1, 1),  # one element per channel: a variance of 0
+        BatchStatisticsProblem(1, 2056, 2, 2),  # wider than a CTA
+        BatchStatisticsProblem(2, 16, 64, 64, momentum=0.1),  # several splits
+    )
     dtypes = DTYPES
     layouts = LAYOUTS
 
@@ -379,18 +377,15 @@ def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tenso
     return OPERATOR(x, rung)
 
 
-def run_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
     check_images("batch_statistics", x)
     n, c, h, w = x.shape
     problem = BatchStatisticsProblem(n, c, h, w, dtype_of("batch_statistics", x), layout_of(x))
-    y = empty_output(problem, x.device)
-    prepare_rung(BATCH_STATISTICS, problem, x.device, rung).run(
-        {"x": pack_aligned(x, problem.layout), "y": y}
-    )
-    return y
+    prepared = prepare(BATCH_STATISTICS, problem, x.device, rung)
+    return CallPlan(prepared, outputs(BATCH_STATISTICS, problem), {"x": packer(problem.layout)})
 
 
-def fake_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     check_images("batch_statistics", x)
     return x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
@@ -407,7 +402,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return ((of_mean + 2 * (x - mean) * of_variance) / count).to(x.dtype), None
 
 
-OPERATOR = define(
-    "batch_statistics(Tensor x, str? rung=None) -> Tensor",
-    run_statistics, fake_statistics, setup=_setup, backward=_backward,
-)  # fmt: skip
+OPERATOR = define_planned("batch_statistics", _plan, _fake, setup=_setup, backward=_backward)

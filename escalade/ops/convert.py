@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,9 +17,9 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.shared.images import LAYOUTS, Images, check_problem, empty_images, require_32_bits
 from escalade.ops.shared.pointwise import PacksConfig
 
@@ -128,49 +128,52 @@ def unsupported(
     return unsupported_pitch(rung, problem, pitched)
 
 
-def _packs_configs(
-    packs: int, offered: tuple[int, ...], busy_blocks: int, threads: int = 256
-) -> tuple[PacksConfig, ...]:
-    """Default to the most packs per thread that leave enough CTAs."""
-    every = [PacksConfig(threads, count) for count in offered]
-    fitting = [one for one in every if packs >= busy_blocks * threads * one.packs]
-    default = fitting[0] if fitting else every[-1]
-    return (default, *(config for config in every if config != default))
+# --- rungs rows and dealt: move channels of NHWC, from one slice of a buffer to another
 
 
-# --- rung dealt: interleave channels, from one slice of a buffer to another
+@dataclass(frozen=True)
+class Moved(Rung[ConvertProblem, PacksConfig]):
+    verb: str
+    dealt: bool
+    """True to interleave channels of several ways, False to keep their order."""
+    offered: tuple[int, ...]
+    """Packs per thread."""
 
-
-class Dealt(Rung[ConvertProblem, PacksConfig]):
     def supports(self, problem: ConvertProblem) -> str | None:
         p = problem
-        if p.ways == 1:
+        if self.dealt and p.ways == 1:
             return f"{self.name} interleaves channels; these keep their order"
         if (p.source, p.source_layout) != (p.dtype, "nhwc") or p.layout != "nhwc" or p.normalise:
-            return f"{self.name} moves channels of NHWC; this changes their type, layout or values"
+            return f"{self.name} {self.verb} channels of NHWC; this changes their type, layout or values"
         if p.padded_channels != p.channels:
             return f"{self.name} writes as many channels as it reads, {p.channels}, not {p.padded_channels}"
-        if _packs(p) >= 2**31:
+        if self._packs(p) >= 2**31:
             return f"{self.name} counts packs in 32 bits; {p.name} needs more"
-        return unsupported(self.name, p, ("y",), takes_ways=True)
+        return unsupported(self.name, p, ("y",), takes_ways=self.dealt)
 
     def configs(self, problem: ConvertProblem) -> tuple[PacksConfig, ...]:
-        return _packs_configs(_packs(problem), (2, 1), self.card.busy_blocks)
+        """Default to the most packs per thread that leave enough CTAs."""
+        every = [PacksConfig(256, packs) for packs in self.offered]
+        packs = self._packs(problem)
+        return first_that(lambda one: packs >= self.card.busy_blocks * one.threads * one.packs, every)
 
     def recipe(self, problem: ConvertProblem, config: PacksConfig) -> Recipe:
-        p = problem
-        vector = _vector(p)
+        p, vector, packs = problem, self._vector(problem), self._packs(problem)
+        run: dict[str, Any] = {"run": _run(p, vector)} if self.dealt else {}
         return launch(
-            Program.of("convert/dealt.cu", problem=p, config=config, vector=vector, run=_run(p, vector)),
-            blocks(_packs(p), config.threads * config.packs),
+            Program.of(f"convert/{self.name}.cu", problem=p, config=config, vector=vector, **run),
+            blocks(packs, config.threads * config.packs),
             config.threads,
-            Buffer("x"), Buffer("y"), p.channels // vector, p.step, Int64(p.stored_channels),
-            Int64(p.y_pitch or p.channels), _packs(p),
+            Buffer("x"), Buffer("y"), p.channels // vector, *((p.step,) if self.dealt else ()),
+            Int64(p.stored_channels), Int64(p.y_pitch or p.channels), packs,
         )  # fmt: skip
 
+    def _vector(self, problem: ConvertProblem) -> int:
+        p = problem
+        return widest_vector(p.dtype, p.channels, p.y_pitch, 0 if self.dealt else p.stored_channels)
 
-def _vector(problem: ConvertProblem) -> int:
-    return widest_vector(problem.dtype, problem.channels, problem.y_pitch)
+    def _packs(self, problem: ConvertProblem) -> int:
+        return problem.elements // self._vector(problem)
 
 
 def _run(problem: ConvertProblem, vector: int) -> int:
@@ -180,17 +183,28 @@ def _run(problem: ConvertProblem, vector: int) -> int:
     return run if fits else 1
 
 
-def _packs(problem: ConvertProblem) -> int:
-    return problem.elements // _vector(problem)
+ROWS = Moved(
+    "rows",
+    "copies channels with up to 16 bytes per access, between rows of any pitch",
+    below="naive",
+    # 64 channels of 56 x 56, batch 32, fp16: 6.4 million threads with three 64-bit divisions, 150 instructions each (33
+    # us), against 26 MB at 4.24 TB/s and a launch (8 us).
+    predicted_gain=4.0,
+    verb="copies",
+    dealt=False,
+    offered=(4, 2, 1),
+)
 
-
-DEALT = Dealt(
+DEALT = Moved(
     "dealt",
     "interleaves channels of several ways: up to 16 bytes per store, and one load per way of a pack",
     below="naive",
     # 64 of 128 channels of 56 x 56, batch 32, fp16: 6.4 million threads with four 64-bit divisions, 170 instructions
     # each (37 us), against 26 MB at 4.24 TB/s and a launch (8 us).
     predicted_gain=4.0,
+    verb="moves",
+    dealt=True,
+    offered=(2, 1),
 )
 
 
@@ -286,54 +300,6 @@ class Naive(ThreadsRung[ConvertProblem]):
 NAIVE = Naive("naive", "one thread per element of the target, in the target's order", None, None)
 
 
-# --- rung rows: copy rows of channels, from one slice of a buffer to another
-
-
-class Rows(Rung[ConvertProblem, PacksConfig]):
-    def supports(self, problem: ConvertProblem) -> str | None:
-        p = problem
-        if (p.source, p.source_layout) != (p.dtype, "nhwc") or p.layout != "nhwc" or p.normalise:
-            return f"{self.name} copies channels of NHWC; this changes their type, layout or values"
-        if p.padded_channels != p.channels:
-            return f"{self.name} writes as many channels as it reads, {p.channels}, not {p.padded_channels}"
-        if _packs_rows(p) >= 2**31:
-            return f"{self.name} counts packs in 32 bits; {p.name} needs more"
-        return unsupported(self.name, p, ("y",))
-
-    def configs(self, problem: ConvertProblem) -> tuple[PacksConfig, ...]:
-        return _packs_configs(_packs_rows(problem), (4, 2, 1), self.card.busy_blocks)
-
-    def recipe(self, problem: ConvertProblem, config: PacksConfig) -> Recipe:
-        p = problem
-        vector = _vector_rows(p)
-        return launch(
-            Program.of("convert/rows.cu", problem=p, config=config, vector=vector),
-            blocks(_packs_rows(p), config.threads * config.packs),
-            config.threads,
-            Buffer("x"), Buffer("y"), p.channels // vector, Int64(p.stored_channels),
-            Int64(p.y_pitch or p.channels), _packs_rows(p),
-        )  # fmt: skip
-
-
-def _vector_rows(problem: ConvertProblem) -> int:
-    p = problem
-    return widest_vector(p.dtype, p.channels, p.stored_channels, p.y_pitch)
-
-
-def _packs_rows(problem: ConvertProblem) -> int:
-    return problem.elements // _vector_rows(problem)
-
-
-ROWS = Rows(
-    "rows",
-    "copies channels with up to 16 bytes per access, between rows of any pitch",
-    below="naive",
-    # 64 channels of 56 x 56, batch 32, fp16: 6.4 million threads with three 64-bit divisions, 150 instructions each (33
-    # us), against 26 MB at 4.24 TB/s and a launch (8 us).
-    predicted_gain=4.0,
-)
-
-
 # --- rung tiled: transpose a tile of channels and pixels in shared memory
 
 
@@ -379,41 +345,6 @@ TILED = Tiled(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    ConvertProblem(1, 3, 224, 224, padded_channels=4),
-    ConvertProblem(32, 3, 224, 224, padded_channels=4),
-    ConvertProblem(256, 3, 224, 224, padded_channels=4),
-    ConvertProblem(256, 3, 224, 224, "uint8", padded_channels=4, normalise=True),
-    ConvertProblem(32, 64, 56, 56, "fp16", "nhwc"),
-    ConvertProblem(32, 64, 56, 56, "fp16", "nhwc", "fp16", stored_channels=128, ways=2, step=64),
-)
-"""Problems of `escalade ladder`."""
-
-SMALL_PROBLEMS = (
-    ConvertProblem(2, 3, 8, 6, padded_channels=4),
-    ConvertProblem(2, 3, 5, 7, "uint8", padded_channels=8, normalise=True),
-    ConvertProblem(1, 1, 9, 16, "fp16", padded_channels=4, normalise=True),
-    ConvertProblem(3, 4, 4, 12, "bf16"),
-    ConvertProblem(2, 3, 5, 8, "fp32", "nhwc", padded_channels=4),
-    ConvertProblem(2, 3, 6, 7, "fp16", "nhwc", stored_channels=8),
-    ConvertProblem(2, 3, 7, 7, "uint8", "nhwc", normalise=True),
-    ConvertProblem(2, 70, 5, 13, "fp16", "nhwc", stored_channels=72, normalise=True),
-    ConvertProblem(1, 40, 8, 16, "fp32", "nhwc"),
-    ConvertProblem(1, 24, 7, 12, "bf16", padded_channels=32),
-    ConvertProblem(2, 67, 9, 8, "uint8", normalise=True),
-    ConvertProblem(2, 24, 5, 3, "fp16", "nhwc", "fp16", stored_channels=40, y_pitch=56),
-    ConvertProblem(3, 10, 3, 3, "bf16", "nhwc", "bf16", stored_channels=16, y_pitch=16),
-    ConvertProblem(2, 24, 5, 3, "fp16", "nhwc", "fp16", stored_channels=48, ways=2, step=24, y_pitch=56),
-    ConvertProblem(2, 30, 3, 5, "fp32", "nhwc", "fp32", ways=3, step=10),
-    ConvertProblem(1, 7, 3, 3, "bf16", "nhwc", "bf16", stored_channels=11, ways=4, step=3),
-)
-"""Small problems: every source and pair of layouts, channels dropped and added, odd sizes on both sides, interleaved
-channels, and pitches."""
-
-
 # --- the reference
 
 
@@ -451,9 +382,7 @@ def logical(problem: ConvertProblem, x: torch.Tensor) -> torch.Tensor:
     return x[:, : p.channels]
 
 
-def _normalized(
-    problem: ConvertProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
+def _normalized(problem: ConvertProblem, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
     x = logical(problem, inputs["x"])
     if not problem.normalise:
         return x
@@ -461,7 +390,7 @@ def _normalized(
     return x.to(dtype) * scale + shift
 
 
-def exact(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: ConvertProblem, inputs: Tensors) -> torch.Tensor:
     p = problem
     y = torch.zeros(
         (p.batch, p.padded_channels, p.height, p.width), dtype=torch.float64, device=inputs["x"].device
@@ -470,7 +399,7 @@ def exact(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.
     return y
 
 
-def peer(problem: ConvertProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: ConvertProblem, inputs: Tensors) -> torch.Tensor:
     """One copy that changes type and layout at once, into zeros if channels are added."""
     y = empty_output(problem, inputs["x"].device)
     if problem.padded_channels > problem.channels:
@@ -487,13 +416,38 @@ class Convert(Operation[ConvertProblem]):
     problem = ConvertProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("convert", (NAIVE, TILED, FEW_CHANNELS, ROWS, DEALT))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        ConvertProblem(1, 3, 224, 224, padded_channels=4),
+        ConvertProblem(32, 3, 224, 224, padded_channels=4),
+        ConvertProblem(256, 3, 224, 224, padded_channels=4),
+        ConvertProblem(256, 3, 224, 224, "uint8", padded_channels=4, normalise=True),
+        ConvertProblem(32, 64, 56, 56, "fp16", "nhwc"),
+        ConvertProblem(32, 64, 56, 56, "fp16", "nhwc", "fp16", stored_channels=128, ways=2, step=64),
+    )
+    """Problems of `escalade ladder`."""
+    small_problems = (
+        ConvertProblem(2, 3, 8, 6, padded_channels=4),
+        ConvertProblem(2, 3, 5, 7, "uint8", padded_channels=8, normalise=True),
+        ConvertProblem(1, 1, 9, 16, "fp16", padded_channels=4, normalise=True),
+        ConvertProblem(3, 4, 4, 12, "bf16"),
+        ConvertProblem(2, 3, 5, 8, "fp32", "nhwc", padded_channels=4),
+        ConvertProblem(2, 3, 6, 7, "fp16", "nhwc", stored_channels=8),
+        ConvertProblem(2, 3, 7, 7, "uint8", "nhwc", normalise=True),
+        ConvertProblem(2, 70, 5, 13, "fp16", "nhwc", stored_channels=72, normalise=True),
+        ConvertProblem(1, 40, 8, 16, "fp32", "nhwc"),
+        ConvertProblem(1, 24, 7, 12, "bf16", padded_channels=32),
+        ConvertProblem(2, 67, 9, 8, "uint8", normalise=True),
+        ConvertProblem(2, 24, 5, 3, "fp16", "nhwc", "fp16", stored_channels=40, y_pitch=56),
+        ConvertProblem(3, 10, 3, 3, "bf16", "nhwc", "bf16", stored_channels=16, y_pitch=16),
+        ConvertProblem(2, 24, 5, 3, "fp16", "nhwc", "fp16", stored_channels=48, ways=2, step=24, y_pitch=56),
+        ConvertProblem(2, 30, 3, 5, "fp32", "nhwc", "fp32", ways=3, step=10),
+        ConvertProblem(1, 7, 3, 3, "bf16", "nhwc", "bf16", stored_channels=11, ways=4, step=3),
+    )
+    """Small problems: every source and pair of layouts, channels dropped and added, odd sizes on both sides,
+    interleaved channels, and pitches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: ConvertProblem) -> tuple[str, ...]:
-        return ("dealt", "rows", "few_channels", "tiled", "naive")
+    order = ("dealt", "rows", "few_channels", "tiled", "naive")
 
 
 CONVERT = Convert()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Codec, Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.shared.pointwise import PacksConfig, dense_strides, reciprocal
 
 # --- the problem
@@ -133,6 +133,8 @@ class CopyProblem(Named):
     batch: int = 1
     """Always 1; records of all operations have a batch."""
 
+    rounding = 0.0
+
     def __post_init__(self) -> None:
         require("copy", "dtype", self.dtype, MOVED)
         require("copy", "layout", self.layout, LAYOUTS)
@@ -174,10 +176,6 @@ class CopyProblem(Named):
         for part in self.parts:
             read += math.prod(n for n, s in zip(part.sizes, part.x_strides, strict=True) if s)
         return (read + self.moved) * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def rounding(self) -> float:
-        return 0.0
 
 
 def _check(part: CopyPart, elements: int) -> None:
@@ -418,9 +416,8 @@ class Vectorized(Rung[CopyProblem, PacksConfig]):
         """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(256, packs) for packs in (4, 2, 1, 8)]
         packs = sum(part.elements // _vector(problem, part) for part in problem.parts)
-        fitting = [one for one in every if packs >= self.card.busy_blocks * one.threads * one.packs]
-        default = fitting[0] if fitting else PacksConfig(256, 1)
-        return (default, *(config for config in every if config != default))
+        busy = self.card.busy_blocks
+        return first_that(lambda one: packs >= busy * one.threads * one.packs, every, PacksConfig(256, 1))
 
     def recipe(self, problem: CopyProblem, config: PacksConfig) -> Recipe:
         return Recipe(tuple(_launch_vectorized(problem, parts, config) for parts in launches_of(problem)))
@@ -499,39 +496,6 @@ def rolled(sizes: tuple[int, int, int], down: int, along: int) -> CopyProblem:
     return CopyProblem.of(rows * columns * channels, parts)
 
 
-PROBLEMS = (
-    permuted((32, 196, 512), (0, 2, 1)),
-    permuted((8, 8, 7, 8, 7, 96), (0, 1, 3, 2, 4, 5)),
-    rolled((56 * 8, 56, 96), 3, 3),
-    joined(56 * 56 * 32, (13, 11)),
-)
-"""Problems of `escalade ladder`: tokens as channels, an image cut into windows, a rolled one, and odd numbers of
-channels concatenated."""
-
-SMALL_PROBLEMS = (
-    permuted((2, 33, 72), (0, 2, 1)),
-    permuted((2, 3, 16, 5, 24), (3, 0, 4, 1, 2)),
-    permuted((3, 2, 4, 5, 16), (0, 2, 1, 3, 4)),
-    permuted((5, 3, 7), (2, 1, 0)),
-    rolled((6, 5, 8), 2, 3),
-    rolled((3, 4, 3), 1, 1),
-    joined(20, (1, 1)),
-    joined(7, (3, 8, 13)),
-    CopyProblem.of(2 * 40 * 40, [
-        CopyPart(0, (40, 40), (1, 40), (40, 1), 0, 0), CopyPart(1, (40, 40), (2, 90), (40, 1), 6, 1600),
-    ]),
-    CopyProblem.of(2 * 48 * 64, [
-        CopyPart(0, (48, 64), (1, 48), (64, 1)), CopyPart(1, (48, 64), (1, 56), (64, 1), 8, 3072),
-    ]),
-    CopyProblem.of(6 * 16, [CopyPart(0, (6, 16), (-16, 1), (16, 1), 80)]),
-    CopyProblem.of(5 * 12, [CopyPart(0, (5, 12), (0, -1), (12, 1), 11)]),
-    CopyProblem.of(24 * 48, [CopyPart(0, (24, 48), (1, 24), (48, 1))], aligned=2),
-    CopyProblem.of(24 * 40, [CopyPart(0, (24, 40), (80, 1), (40, 1))], aligned=1),
-)  # fmt: skip
-"""Small problems: dimensions in many orders, several parts and sources, partial tiles, strides of 0 and below, and
-buffers of any alignment."""
-
-
 # --- the reference
 
 
@@ -552,17 +516,17 @@ def empty_output(problem: CopyProblem, device: torch.device) -> torch.Tensor:
     return torch.empty(problem.elements, dtype=STORAGE[problem.dtype], device=device)
 
 
-def exact(problem: CopyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: CopyProblem, inputs: Tensors) -> torch.Tensor:
     """The result in float64, with zeros where nothing is written."""
     return _moved(problem, {name: x.double() for name, x in inputs.items()})
 
 
-def peer(problem: CopyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: CopyProblem, inputs: Tensors) -> torch.Tensor:
     """One copy per part."""
     return _moved(problem, inputs)
 
 
-def _moved(problem: CopyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _moved(problem: CopyProblem, inputs: Tensors) -> torch.Tensor:
     given = next(iter(inputs.values()))
     # If parts cover all of y, PyTorch need not zero it.
     make = torch.empty if problem.moved == problem.elements else torch.zeros
@@ -584,13 +548,39 @@ class Copy(Operation[CopyProblem]):
     problem = CopyProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("copy", (NAIVE, VECTORISED, TILED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        permuted((32, 196, 512), (0, 2, 1)),
+        permuted((8, 8, 7, 8, 7, 96), (0, 1, 3, 2, 4, 5)),
+        rolled((56 * 8, 56, 96), 3, 3),
+        joined(56 * 56 * 32, (13, 11)),
+    )
+    """Problems of `escalade ladder`: tokens as channels, an image cut into windows, a rolled one, and odd numbers of
+    channels concatenated."""
+    small_problems = (
+        permuted((2, 33, 72), (0, 2, 1)),
+        permuted((2, 3, 16, 5, 24), (3, 0, 4, 1, 2)),
+        permuted((3, 2, 4, 5, 16), (0, 2, 1, 3, 4)),
+        permuted((5, 3, 7), (2, 1, 0)),
+        rolled((6, 5, 8), 2, 3),
+        rolled((3, 4, 3), 1, 1),
+        joined(20, (1, 1)),
+        joined(7, (3, 8, 13)),
+        CopyProblem.of(2 * 40 * 40, [
+            CopyPart(0, (40, 40), (1, 40), (40, 1), 0, 0), CopyPart(1, (40, 40), (2, 90), (40, 1), 6, 1600),
+        ]),
+        CopyProblem.of(2 * 48 * 64, [
+            CopyPart(0, (48, 64), (1, 48), (64, 1)), CopyPart(1, (48, 64), (1, 56), (64, 1), 8, 3072),
+        ]),
+        CopyProblem.of(6 * 16, [CopyPart(0, (6, 16), (-16, 1), (16, 1), 80)]),
+        CopyProblem.of(5 * 12, [CopyPart(0, (5, 12), (0, -1), (12, 1), 11)]),
+        CopyProblem.of(24 * 48, [CopyPart(0, (24, 48), (1, 24), (48, 1))], aligned=2),
+        CopyProblem.of(24 * 40, [CopyPart(0, (24, 40), (80, 1), (40, 1))], aligned=1),
+    )  # fmt: skip
+    """Small problems: dimensions in many orders, several parts and sources, partial tiles, strides of 0 and below, and
+    buffers of any alignment."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: CopyProblem) -> tuple[str, ...]:
-        return ("tiled", "vectorised", "naive")
+    order = ("tiled", "vectorised", "naive")
 
 
 COPY = Copy()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,17 +20,10 @@ from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import CallPlan, Packer, prepare
-from escalade.ops.calling.library import define_planned, require_same_device
+from escalade.ops.calling.call import Packer
+from escalade.ops.calling.library import require_same_device
 from escalade.ops.reduce import total
-from escalade.ops.shared.losses import (
-    REDUCTIONS,
-    check_scale,
-    empty_loss,
-    gradient_of,
-    loss_buffer,
-    no_second_derivative,
-)
+from escalade.ops.shared.losses import REDUCTIONS, define_loss, empty_loss, gradient_of, loss_buffer
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 from escalade.ops.softmax import (
     BlockConfig,
@@ -205,32 +197,6 @@ RUNGS: tuple[Rung[CrossEntropyProblem], ...] = (
 )  # fmt: skip
 
 
-# --- problems
-
-
-PROBLEMS = (
-    *(
-        CrossEntropyProblem(batch, 1000, smoothing=0.1, ignored=-100, gradient=gradient)
-        for batch in (256, 65_536)
-        for gradient in (False, True)
-    ),
-    *(CrossEntropyProblem(1 << 20, classes, ignored=-100, gradient=True) for classes in (2, 21)),
-)
-"""A batch of ImageNet, as many rows as it has pixels or words, and pixels with few classes."""
-
-SMALL_PROBLEMS = (
-    CrossEntropyProblem(5, 1000, ignored=-100, gradient=True),
-    CrossEntropyProblem(70, 24, "sum", smoothing=0.1, gradient=True),
-    CrossEntropyProblem(3, 33, smoothing=0.2, ignored=2),
-    CrossEntropyProblem(600, 10, ignored=-1),
-    CrossEntropyProblem(1, 33_002, gradient=True),
-    CrossEntropyProblem(4, 1, "sum"),
-    CrossEntropyProblem(130, 21, smoothing=0.1, ignored=-100, gradient=True),
-)
-"""Small problems: rows of part of a warp, of one, of several, and too wide for registers; widths that no vector
-divides; ignored rows, few and many; both reductions."""
-
-
 # --- the reference
 
 
@@ -257,11 +223,11 @@ def empty_output(problem: CrossEntropyProblem, device: torch.device) -> torch.Te
     return torch.empty(1, device=device)
 
 
-def exact(problem: CrossEntropyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: CrossEntropyProblem, inputs: Tensors) -> torch.Tensor:
     return _asked(problem, inputs, torch.float64)
 
 
-def peer(problem: CrossEntropyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: CrossEntropyProblem, inputs: Tensors) -> torch.Tensor:
     """PyTorch's gradient or loss in fp32; a gradient is rounded to the problem's dtype."""
     found = _asked(problem, inputs, torch.float32)
     return found.to(STORAGE[problem.dtype]) if problem.gradient else found
@@ -276,9 +242,7 @@ def loss(problem: CrossEntropyProblem, x: torch.Tensor, target: torch.Tensor) ->
     return found.reshape(1)
 
 
-def _asked(
-    problem: CrossEntropyProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
+def _asked(problem: CrossEntropyProblem, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
     x = inputs["x"].to(dtype)
     if not problem.gradient:
         return loss(problem, x, inputs["target"])
@@ -295,13 +259,29 @@ class CrossEntropy(Operation[CrossEntropyProblem]):
     problem = CrossEntropyProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("cross_entropy", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(
+            CrossEntropyProblem(batch, 1000, smoothing=0.1, ignored=-100, gradient=gradient)
+            for batch in (256, 65_536)
+            for gradient in (False, True)
+        ),
+        *(CrossEntropyProblem(1 << 20, classes, ignored=-100, gradient=True) for classes in (2, 21)),
+    )
+    """A batch of ImageNet, as many rows as it has pixels or words, and pixels with few classes."""
+    small_problems = (
+        CrossEntropyProblem(5, 1000, ignored=-100, gradient=True),
+        CrossEntropyProblem(70, 24, "sum", smoothing=0.1, gradient=True),
+        CrossEntropyProblem(3, 33, smoothing=0.2, ignored=2),
+        CrossEntropyProblem(600, 10, ignored=-1),
+        CrossEntropyProblem(1, 33_002, gradient=True),
+        CrossEntropyProblem(4, 1, "sum"),
+        CrossEntropyProblem(130, 21, smoothing=0.1, ignored=-100, gradient=True),
+    )
+    """Small problems: rows of part of a warp, of one, of several, and too wide for registers; widths that no vector
+    divides; ignored rows, few and many; both reductions."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: CrossEntropyProblem) -> tuple[str, ...]:
-        return ("part_of_warp", "block_per_row")
+    order = ("part_of_warp", "block_per_row")
 
     def extra_outputs(self, problem: CrossEntropyProblem, device: torch.device) -> dict[str, torch.Tensor]:
         return empty_loss(problem, device)
@@ -356,9 +336,11 @@ def cross_entropy_with_gradient(
 def _problem(
     x: torch.Tensor,
     target: torch.Tensor,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    rung: str | None = None,
+    *,
     gradient: bool,
 ) -> CrossEntropyProblem:
     dtype = dtype_of("cross_entropy", x)
@@ -378,67 +360,21 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return (x if x.dim() == 2 else x.movedim(1, -1)).contiguous()
 
 
-_PACKERS: dict[str, Packer] = {"x": _rows, "target": torch.Tensor.contiguous}
+def _packers(x: torch.Tensor) -> dict[str, Packer]:
+    return {"x": _rows, "target": torch.Tensor.contiguous}
 
 
-def _of_nothing(problem: CrossEntropyProblem, loss: torch.Tensor) -> torch.Tensor:
-    """Set the loss of zero rows."""
-    return loss.fill_(float("nan") if problem.reduction == "mean" else 0.0)
-
-
-def _fake(
-    x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int | None = -100,
-    label_smoothing: float = 0.0, *_: object,
-) -> torch.Tensor:  # fmt: skip
-    _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
-    return x.new_empty((), dtype=torch.float32)
-
-
-def _plan(
-    x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int | None = -100,
-    label_smoothing: float = 0.0, rung: str | None = None,
-) -> CallPlan:  # fmt: skip
-    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
-    prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
-    finish = None if problem.batch else partial(_of_nothing, problem)
-    return CallPlan(prepared, {"y": torch.empty((), device="meta")}, _PACKERS, finish=finish)
-
-
-def _fake_with_gradient(
-    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
-    ignore_index: int | None = -100, label_smoothing: float = 0.0, *_: object,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
-    check_scale("cross_entropy", x, scale)
+def _empty_gradient(x: torch.Tensor) -> torch.Tensor:
     rows = x.movedim(1, -1)
-    return x.new_empty((), dtype=torch.float32), rows.new_empty(rows.shape).movedim(-1, 1)
+    return rows.new_empty(rows.shape).movedim(-1, 1)
 
 
-def _plan_with_gradient(
-    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
-    ignore_index: int | None = -100, label_smoothing: float = 0.0, rung: str | None = None,
-) -> CallPlan:  # fmt: skip
-    problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
-    loss, gradient = _fake_with_gradient(x, target, scale, reduction, ignore_index, label_smoothing)
-    prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
-    finish = None if problem.batch else lambda made: (_of_nothing(problem, made[0]), made[1])
-    return CallPlan(prepared, {"loss": loss, "y": gradient}, _PACKERS, results=("loss", "y"), finish=finish)
+def _of_nothing(problem: CrossEntropyProblem) -> float:
+    """Return the loss of zero rows."""
+    return math.nan if problem.reduction == "mean" else 0.0
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, target, *ctx.settings, _ = inputs
-    ctx.save_for_backward(x, target)
-
-
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    x, target = ctx.saved_tensors
-    _, found = _WITH_GRADIENT(x, target, gradient, *ctx.settings, None)
-    return found, None, None, None, None, None
-
-
-OPERATOR = define_planned("cross_entropy", _plan, _fake, setup=_setup, backward=_backward)
-_SETUP_NONE, _BACKWARD_NONE = no_second_derivative("cross_entropy")
-_WITH_GRADIENT = define_planned(
-    "cross_entropy_with_gradient", _plan_with_gradient, _fake_with_gradient, returns="(Tensor, Tensor)",
-    setup=_SETUP_NONE, backward=_BACKWARD_NONE,
+OPERATOR, _WITH_GRADIENT = define_loss(
+    CROSS_ENTROPY, 'str reduction="mean", int? ignore_index=-100, float label_smoothing=0.0',
+    _problem, _packers, _empty_gradient, _of_nothing,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
+from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits, stored_images
 
@@ -41,6 +40,8 @@ class FilterSumsProblem(Images, Named):
     zeros: bool = False
     dtype: str = "fp32"
     layout: str = "nhwc"
+
+    rounding = 3 * 2.0**-24
 
     def __post_init__(self) -> None:
         check_problem("filter_sums", self, DTYPES, LAYOUTS)
@@ -67,10 +68,6 @@ class FilterSumsProblem(Images, Named):
     @property
     def bytes(self) -> int:
         return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def rounding(self) -> float:
-        return 3 * 2.0**-24
 
 
 # --- rungs
@@ -102,14 +99,12 @@ class Tiled(ThreadsRung[FilterSumsProblem]):
 
     def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
         p = problem
-        call = KernelCall(
+        return launch(
             Program.of("filter_sums/tiled.cu", problem=p, config=config),
             (blocks(p.batch, _TILE), blocks(p.channels, _TILE), p.rows),
-            (config.threads, 1, 1),
-            _arguments(p),
-            overlap=True,
+            config.threads,
+            *_arguments(p),
         )
-        return Recipe((call,))
 
 
 # Predictions are for 256 filters of 128 channels and 3 x 3 taps, fp16: 1.6 MB, all of it in L2.
@@ -121,23 +116,6 @@ TILED = Tiled(
     # naive: 2 M reads of a sector each, 67 MB out of L2 (12 us); 2 MB and a launch are 3.
     predicted_gain=4.0,
 )
-
-
-# --- problems
-
-
-PROBLEMS = (
-    FilterSumsProblem(256, 128, 3, 3, zeros=True),
-    FilterSumsProblem(128, 256, 4, 4),
-    FilterSumsProblem(3, 256, 3, 3, zeros=True),
-)
-"""Problems of `escalade ladder`: a decoder's filters, their gradients, and those of its last layer."""
-
-SMALL_PROBLEMS = (
-    FilterSumsProblem(34, 40, 3, 2, zeros=True),
-    FilterSumsProblem(3, 65, 2, 5),
-)
-"""Small problems: partial tiles both ways, zeros and none, and narrow and wide filters."""
 
 
 # --- the reference
@@ -155,12 +133,8 @@ def random_inputs(problem: FilterSumsProblem, device: torch.device, seed: int) -
     return {"x": stored_images(p, x)}
 
 
-def peer(problem: FilterSumsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: FilterSumsProblem, inputs: Tensors) -> torch.Tensor:
     return summed(inputs["x"], problem.zeros)
-
-
-def exact(problem: FilterSumsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return summed(inputs["x"].double(), problem.zeros)
 
 
 def empty_output(problem: FilterSumsProblem, device: torch.device) -> torch.Tensor:
@@ -174,15 +148,22 @@ def empty_output(problem: FilterSumsProblem, device: torch.device) -> torch.Tens
 class FilterSums(Operation[FilterSumsProblem]):
     name = "filter_sums"
     problem = FilterSumsProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("filter_sums", (NAIVE, TILED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        FilterSumsProblem(256, 128, 3, 3, zeros=True),
+        FilterSumsProblem(128, 256, 4, 4),
+        FilterSumsProblem(3, 256, 3, 3, zeros=True),
+    )
+    """Problems of `escalade ladder`: a decoder's filters, their gradients, and those of its last layer."""
+    small_problems = (
+        FilterSumsProblem(34, 40, 3, 2, zeros=True),
+        FilterSumsProblem(3, 65, 2, 5),
+    )
+    """Small problems: partial tiles both ways, zeros and none, and narrow and wide filters."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: FilterSumsProblem) -> tuple[str, ...]:
-        return ("tiled", "naive")
+    order = ("tiled", "naive")
 
 
 FILTER_SUMS = FilterSums()

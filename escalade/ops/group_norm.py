@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any, ClassVar
@@ -18,13 +17,13 @@ from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.launch import launch
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan, outputs, prepare
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import define_planned, require_sizes
 from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES
 from escalade.ops.shared.images import (
@@ -339,14 +338,12 @@ class InRegisters(Rung[GroupNormProblem, SpanConfig]):
     def recipe(self, problem: GroupNormProblem, config: SpanConfig) -> Recipe:
         p = _seen(problem)
         span = _span(p, config)
-        call = KernelCall(
+        return launch(
             _program("in_registers", problem, config, span=span),
-            (p.batch, span.across, 1),
-            (config.threads, 1, 1),
-            (_X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon)),
-            overlap=True,
-        )
-        return Recipe((call,))
+            (p.batch, span.across),
+            config.threads,
+            _X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -405,15 +402,13 @@ class Staged(Rung[GroupNormProblem, StagedConfig]):
     def recipe(self, problem: GroupNormProblem, config: StagedConfig) -> Recipe:
         p = _seen(problem)
         span, resident = _span(p, config), self._resident(p, config)
-        call = KernelCall(
+        return launch(
             _program("staged", problem, config, span=span, blocks_per_sm=resident),
-            (max(1, min(p.batch, resident * self.card.multiprocessors)), span.across, 1),
-            (config.threads, 1, 1),
-            (_X, *_CHANNELWISE, _Y, p.batch, p.pixels, *_pitches(p), float(p.epsilon)),
+            (max(1, min(p.batch, resident * self.card.multiprocessors)), span.across),
+            config.threads,
+            _X, *_CHANNELWISE, _Y, p.batch, p.pixels, *_pitches(p), float(p.epsilon),
             shared_bytes=2 * config.steps * config.threads * span.vector * ELEMENT_BYTES[p.dtype],
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -426,9 +421,7 @@ class ClusterConfig(SpanConfig):
 class Clustered(Rung[GroupNormProblem, ClusterConfig]):
     """The CTAs of a cluster hold all pixels of their groups in registers."""
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return WITH_WGMMA
+    architectures = WITH_WGMMA
 
     def supports(self, problem: GroupNormProblem) -> str | None:
         if self.configs(problem):
@@ -459,23 +452,13 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
     def recipe(self, problem: GroupNormProblem, config: ClusterConfig) -> Recipe:
         p = _seen(problem)
         span = _span(p, config)
-        call = KernelCall(
+        return launch(
             _program("clustered", problem, config, span=span),
-            (p.batch * config.blocks, span.across, 1),
-            (config.threads, 1, 1),
-            (
-                _X,
-                *_CHANNELWISE,
-                _Y,
-                p.pixels,
-                *_pitches(p),
-                ceil_div(p.pixels, config.blocks),
-                float(p.epsilon),
-            ),
+            (p.batch * config.blocks, span.across),
+            config.threads,
+            _X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), ceil_div(p.pixels, config.blocks), float(p.epsilon),
             cluster=(config.blocks, 1, 1),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -506,15 +489,14 @@ class Streamed(Rung[GroupNormProblem, SpanConfig]):
     def recipe(self, problem: GroupNormProblem, config: SpanConfig) -> Recipe:
         p = _seen(problem)
         shares = self._shares(problem, config)
-        call = KernelCall(
-            _program("streamed", problem, config, span=_span(p, config), blocks_per_sm=self._blocks(config)),
-            (min(self._resident(config), 2 * p.batch * shares), 1, 1),
-            (config.threads, 1, 1),
-            (
-                _X, *_CHANNELWISE, _Y, Buffer("counters"), Buffer("partial"), Buffer("ready"), p.batch, p.pixels,
-                shares, self._lag(problem, config), float(p.epsilon),
+        call = kernel_call(
+            _program(
+                "streamed", problem, config, span=_span(p, config), blocks_per_sm=self._blocks(config),
             ),
-            overlap=True,
+            min(self._resident(config), 2 * p.batch * shares),
+            config.threads,
+            _X, *_CHANNELWISE, _Y, Buffer("counters"), Buffer("partial"), Buffer("ready"), p.batch, p.pixels,
+            shares, self._lag(problem, config), float(p.epsilon),
         )  # fmt: skip
         workspaces = (
             Workspace("counters", 4 * (1 + 3 * p.batch), zeroed=True),
@@ -606,32 +588,6 @@ CLUSTERED = Clustered(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    GroupNormProblem(32, 64, 112, 112, 32, relu=True),
-    GroupNormProblem(32, 256, 56, 56, 32),
-    GroupNormProblem(32, 512, 7, 7, 32, relu=True),
-    GroupNormProblem(1, 320, 64, 64, 32, activation="silu(x)"),
-    GroupNormProblem(8, 64, 256, 256, 64),
-    GroupNormProblem(32, 64, 56, 56, 1),
-)
-"""The norms of a ResNet with groups, of a diffusion model's U-Net, of style transfer (one channel per group), and of a
-network with one group."""
-
-SMALL_PROBLEMS = (
-    GroupNormProblem(2, 32, 5, 7, 4),
-    GroupNormProblem(2, 16, 3, 3, 16, relu=True),
-    GroupNormProblem(1, 24, 5, 4, 8, bias=False),
-    GroupNormProblem(2, 36, 4, 4, 1, weight=False, bias=False, epsilon=1e-3),
-    GroupNormProblem(3, 5, 1, 1, 1),
-    GroupNormProblem(1, 16, 40, 40, 2),
-)
-"""Small problems: groups wider and narrower than a pack, groups and packs that do not divide each other, and more than
-one split."""
-
-
 # --- the reference
 
 
@@ -639,10 +595,7 @@ def random_inputs(problem: GroupNormProblem, device: torch.device, seed: int) ->
     """Standard normal images, each channel with its own mean and spread."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     each = (p.batch, p.channels, 1, 1)
     x = normal(p.batch, p.channels, p.height, p.width) * (1 + normal(*each).abs()) + normal(*each)
     tensors = {"x": stored_images(p, x)}
@@ -658,7 +611,7 @@ def empty_output(problem: GroupNormProblem, device: torch.device) -> torch.Tenso
     return empty_images(p, (p.batch, p.channels, p.height, p.width), device)
 
 
-def peer(problem: GroupNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: GroupNormProblem, inputs: Tensors) -> torch.Tensor:
     y = torch.group_norm(
         inputs["x"], problem.groups, inputs.get("weight"), inputs.get("bias"), problem.epsilon
     )
@@ -673,15 +626,31 @@ class GroupNorm(Operation[GroupNormProblem]):
     problem = GroupNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("group_norm", (NAIVE, SPLIT, IN_REGISTERS, CLUSTERED, STAGED, STREAMED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        GroupNormProblem(32, 64, 112, 112, 32, relu=True),
+        GroupNormProblem(32, 256, 56, 56, 32),
+        GroupNormProblem(32, 512, 7, 7, 32, relu=True),
+        GroupNormProblem(1, 320, 64, 64, 32, activation="silu(x)"),
+        GroupNormProblem(8, 64, 256, 256, 64),
+        GroupNormProblem(32, 64, 56, 56, 1),
+    )
+    """The norms of a ResNet with groups, of a diffusion model's U-Net, of style transfer (one channel per group), and
+    of a network with one group."""
+    small_problems = (
+        GroupNormProblem(2, 32, 5, 7, 4),
+        GroupNormProblem(2, 16, 3, 3, 16, relu=True),
+        GroupNormProblem(1, 24, 5, 4, 8, bias=False),
+        GroupNormProblem(2, 36, 4, 4, 1, weight=False, bias=False, epsilon=1e-3),
+        GroupNormProblem(3, 5, 1, 1, 1),
+        GroupNormProblem(1, 16, 40, 40, 2),
+    )
+    """Small problems: groups wider and narrower than a pack, groups and packs that do not divide each other, and more
+    than one split."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: GroupNormProblem) -> tuple[str, ...]:
-        """`staged` and `streamed` are left to the tuner. With acquire-release tickets, `streamed` took twice as long as
-        `clustered` on an H200 (260 us against 150 for 32 instances of 32 channels of 256 x 256 pixels)."""
-        return ("in_registers", "clustered", "split", "naive")
+    order = ("in_registers", "clustered", "split", "naive")
+    """`staged` and `streamed` are left to the tuner. With acquire-release tickets, `streamed` took twice as long as
+    `clustered` on an H200 (260 us against 150 for 32 instances of 32 channels of 256 x 256 pixels)."""
 
 
 GROUP_NORM = GroupNorm()
@@ -709,14 +678,8 @@ def group_norm(
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
     check_images("group_norm", x)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != x.shape[1:2]:
-            raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; group_norm needs {x.dtype} "
-                f"{list(x.shape[1:2])} on {x.device}, like x"
-            )
+    sizes = x.shape[1:2]
+    require_sizes("group_norm", x, {"weight": (weight, sizes), "bias": (bias, sizes)})
 
 
 def _plan(

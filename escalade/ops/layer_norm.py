@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -19,10 +18,10 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import define_planned, require_sizes
 from escalade.ops.shared import activation, columns, rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
@@ -188,6 +187,29 @@ class RegistersConfig(Config):
     threads: int
 
 
+def registers_configs(
+    row_packs: int, most_packs: int, most_threads: int, narrow_threads: int, few_rows: bool
+) -> tuple[RegistersConfig, ...]:
+    """Return ways to hold a row of `row_packs` accesses in registers.
+
+    For many rows those without idle threads first, then with the fewest threads; for few rows with as many as have
+    work. The warps of a row meet at the CTA's barrier; CTAs of narrower rows have `narrow_threads`.
+    """
+    offered: list[tuple[int, RegistersConfig]] = []
+    row_threads = 1
+    while row_threads <= most_threads:
+        packs = ceil_div(row_packs, row_threads)
+        if packs <= most_packs:
+            threads = narrow_threads if row_threads <= 32 else row_threads
+            offered.append((row_threads * packs - row_packs, RegistersConfig(row_threads, packs, threads)))
+        if packs == 1:
+            break
+        row_threads *= 2
+    if few_rows:
+        return tuple(config for _, config in reversed(offered))
+    return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
+
+
 @dataclass(frozen=True)
 class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
@@ -201,22 +223,9 @@ class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
-        """For many rows prefer the fewest threads without idle ones; for few rows as many as have work."""
         width = widest_vector(problem.dtype, problem.features)
-        whole = problem.features // width
-        offered: list[tuple[int, RegistersConfig]] = []
-        for row_threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            packs = ceil_div(whole, row_threads)
-            if packs * width <= MOST_VALUES:
-                threads = (
-                    128 if row_threads <= 32 else row_threads
-                )  # the warps of a row meet at the CTA's barrier
-                offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
-            if packs == 1:
-                break
-        if problem.batch <= self.card.busy_blocks:
-            return tuple(config for _, config in reversed(offered))
-        return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
+        few_rows = problem.batch <= self.card.busy_blocks
+        return registers_configs(problem.features // width, MOST_VALUES // width, MOST_THREADS, 128, few_rows)
 
     def recipe(self, problem: LayerNormProblem, config: RegistersConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.features)
@@ -234,45 +243,13 @@ IN_REGISTERS = InRegisters(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    LayerNormProblem(100_352, 96),
-    LayerNormProblem(25_088, 192),
-    LayerNormProblem(1_568, 768),
-    LayerNormProblem(49, 768),
-    LayerNormProblem(16_384, 8_192),
-    LayerNormProblem(64, 64, inner=4096),
-)
-"""The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, and an image's channels in NCHW."""
-
-SMALL_PROBLEMS = (
-    LayerNormProblem(37, 96),
-    LayerNormProblem(5, 33, bias=False),
-    LayerNormProblem(3, 2310, weight=False, bias=False, epsilon=1e-6),
-    LayerNormProblem(2, 33_002, rms=True, bias=False),
-    LayerNormProblem(70, 8),
-    LayerNormProblem(3, 1),
-    LayerNormProblem(2, 67, inner=40),
-    LayerNormProblem(1, 5, rms=True, inner=9),
-    LayerNormProblem(6, 72, wide=True),
-    LayerNormProblem(2, 12, wide=True, inner=20),
-)
-"""Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector divides;
-strided rows; parameters in fp32."""
-
-
 # --- the reference
 
 
 def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
     """Standard normal rows, each with its own mean and spread."""
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     rows, features = problem.rows, problem.features
     x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
     tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
@@ -293,7 +270,7 @@ def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tenso
     return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
 
 
-def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: LayerNormProblem, inputs: Tensors) -> torch.Tensor:
     if problem.inner > 1:
         return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
     x, weight, bias = inputs["x"], inputs.get("weight"), inputs.get("bias")
@@ -315,13 +292,32 @@ class LayerNorm(Operation[LayerNormProblem]):
     problem = LayerNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("layer_norm", (NAIVE, WARP_PER_ROW, IN_REGISTERS, COLUMNS))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        LayerNormProblem(100_352, 96),
+        LayerNormProblem(25_088, 192),
+        LayerNormProblem(1_568, 768),
+        LayerNormProblem(49, 768),
+        LayerNormProblem(16_384, 8_192),
+        LayerNormProblem(64, 64, inner=4096),
+    )
+    """The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, and an image's channels in NCHW."""
+    small_problems = (
+        LayerNormProblem(37, 96),
+        LayerNormProblem(5, 33, bias=False),
+        LayerNormProblem(3, 2310, weight=False, bias=False, epsilon=1e-6),
+        LayerNormProblem(2, 33_002, rms=True, bias=False),
+        LayerNormProblem(70, 8),
+        LayerNormProblem(3, 1),
+        LayerNormProblem(2, 67, inner=40),
+        LayerNormProblem(1, 5, rms=True, inner=9),
+        LayerNormProblem(6, 72, wide=True),
+        LayerNormProblem(2, 12, wide=True, inner=20),
+    )
+    """Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector
+    divides; strided rows; parameters in fp32."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: LayerNormProblem) -> tuple[str, ...]:
-        return ("columns", "in_registers", "warp_per_row")
+    order = ("columns", "in_registers", "warp_per_row")
 
 
 LAYER_NORM = LayerNorm()
@@ -344,14 +340,8 @@ def layer_norm(
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
     rows.check_matrix("layer_norm", x)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != x.shape[-1:]:
-            raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; layer_norm needs {x.dtype} "
-                f"{list(x.shape[-1:])} on {x.device}, like x"
-            )
+    sizes = x.shape[-1:]
+    require_sizes("layer_norm", x, {"weight": (weight, sizes), "bias": (bias, sizes)})
 
 
 def _plan(

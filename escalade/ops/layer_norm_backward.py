@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 
 from escalade.device.program import Program
-from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Argument, Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.layer_norm import EPSILON, RegistersConfig
+from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.layer_norm import EPSILON, RegistersConfig, registers_configs
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -84,9 +84,8 @@ def _arguments(problem: LayerNormBackwardProblem, workspace: Buffer) -> tuple[Ar
 
 
 @dataclass(frozen=True)
-class Naive(Rung[LayerNormBackwardProblem, ThreadsConfig]):
-    def configs(self, problem: LayerNormBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (64, 32, 128))
+class Naive(ThreadsRung[LayerNormBackwardProblem]):
+    threads = (64, 32, 128)
 
     def recipe(self, problem: LayerNormBackwardProblem, config: ThreadsConfig) -> Recipe:
         p, threads = problem, config.threads
@@ -136,19 +135,10 @@ class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
-        """Prefer no idle threads, then few of them per row; for few rows as many as have work."""
-        whole = problem.features // widest_vector(problem.dtype, problem.features)
-        offered: list[tuple[int, RegistersConfig]] = []
-        for row_threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-            packs = ceil_div(whole, row_threads)
-            if packs <= self._most_packs(problem):
-                threads = _NARROW_THREADS if row_threads <= _WARP else row_threads
-                offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
-            if packs == 1:
-                break
-        if problem.batch <= self.card.busy_blocks:
-            return tuple(config for _, config in reversed(offered))
-        return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
+        packs = problem.features // widest_vector(problem.dtype, problem.features)
+        few_rows = problem.batch <= self.card.busy_blocks
+        most = self._most_packs(problem)
+        return registers_configs(packs, most, _MOST_THREADS, _NARROW_THREADS, few_rows)
 
     def _splits(self, problem: LayerNormBackwardProblem, config: RegistersConfig) -> int:
         """Return the CTAs that share the rows: as many as the SMs hold at 128 registers per thread."""
@@ -165,13 +155,12 @@ class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
             config.threads,
             *_arguments(p, _PARTIAL),
         )
-        merge = KernelCall(
+        merge = kernel_call(
             Program.of("layer_norm_backward/merge.cu", threads=_MERGE_THREADS),
-            (ceil_div(p.features, _WARP), 2, 1),
-            (_MERGE_THREADS, 1, 1),
-            (_PARTIAL, *_RESULTS, p.features, splits),
-            overlap=True,
-        )
+            (ceil_div(p.features, _WARP), 2),
+            _MERGE_THREADS,
+            _PARTIAL, *_RESULTS, p.features, splits,
+        )  # fmt: skip
         return Recipe((first, merge), (Workspace(_PARTIAL.name, 2 * 4 * splits * p.features),))
 
 
@@ -185,30 +174,6 @@ IN_REGISTERS = InRegisters(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    LayerNormBackwardProblem(200_704, 96),
-    LayerNormBackwardProblem(50_176, 192),
-    LayerNormBackwardProblem(3_136, 768),
-    LayerNormBackwardProblem(12_608, 384),
-    LayerNormBackwardProblem(8_192, 4_096, rms=True),
-)
-"""The norms of a ConvNeXt and of a small vision transformer at batch 64, and rows of a language model's width."""
-
-SMALL_PROBLEMS = (
-    LayerNormBackwardProblem(37, 96),
-    LayerNormBackwardProblem(5, 33),
-    LayerNormBackwardProblem(3, 2310, weight=False, epsilon=1e-6),
-    LayerNormBackwardProblem(2, 16_390, rms=True),
-    LayerNormBackwardProblem(300, 8),
-    LayerNormBackwardProblem(70, 24, rms=True, weight=False),
-    LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
-)
-"""Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
-
-
 # --- the reference
 
 
@@ -217,10 +182,7 @@ def random_inputs(
 ) -> dict[str, torch.Tensor]:
     """Standard normal gradients, and rows with a mean and a spread of their own."""
     generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
-
+    normal = normal_deviates(generator)
     rows, features, kind = problem.batch, problem.features, STORAGE[problem.dtype]
     x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
     tensors = {"gradient": normal(rows, features).to(kind), "x": x.to(kind)}
@@ -274,8 +236,24 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
     problem = LayerNormBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("layer_norm_backward", (NAIVE, IN_REGISTERS))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        LayerNormBackwardProblem(200_704, 96),
+        LayerNormBackwardProblem(50_176, 192),
+        LayerNormBackwardProblem(3_136, 768),
+        LayerNormBackwardProblem(12_608, 384),
+        LayerNormBackwardProblem(8_192, 4_096, rms=True),
+    )
+    """The norms of a ConvNeXt and of a small vision transformer at batch 64, and rows of a language model's width."""
+    small_problems = (
+        LayerNormBackwardProblem(37, 96),
+        LayerNormBackwardProblem(5, 33),
+        LayerNormBackwardProblem(3, 2310, weight=False, epsilon=1e-6),
+        LayerNormBackwardProblem(2, 16_390, rms=True),
+        LayerNormBackwardProblem(300, 8),
+        LayerNormBackwardProblem(70, 24, rms=True, weight=False),
+        LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
+    )
+    """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True

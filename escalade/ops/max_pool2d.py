@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import NamePattern, spell_pair
-from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
@@ -55,6 +55,9 @@ class MaxPool2dProblem(WindowedImages):
     places: bool = False
     behind_relu: bool = False
 
+    rounding = 0.0
+    """A maximum is one of the inputs: exact."""
+
     def __post_init__(self) -> None:
         check_windows("max_pool2d", self)
         if self.behind_relu and not self.places:
@@ -79,11 +82,6 @@ class MaxPool2dProblem(WindowedImages):
     @property
     def bytes(self) -> int:
         return super().bytes + (self.output_elements if self.places else 0)
-
-    @property
-    def rounding(self) -> float:
-        """A maximum is one of the inputs: exact."""
-        return 0.0
 
 
 def require_bytes_for_places(kernel: tuple[int, int]) -> None:
@@ -224,36 +222,10 @@ def _square(
     )
 
 
-PROBLEMS = (
-    *(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256)),
-    MaxPool2dProblem.parse("256_32_k2s2_b256_behindrelu"),
-)
-"""Problems of `escalade ladder`: ResNet's, and an autoencoder's in training."""
-
-SMALL_PROBLEMS = (
-    _square(16, 16, 3, 2, 1, batch=2),
-    _square(8, 10, 2, 2, 0),
-    _square(12, 9, 3, 1, 1),
-    _square(3, 11, 3, 2, 0, batch=2, ceil=True),
-    _square(5, 6, 2, 3, 1, ceil=True),
-    MaxPool2dProblem(1, 24, 7, 37, (3, 5), (2, 3), (1, 2)),
-    MaxPool2dProblem(2, 8, 2, 5, (3, 1), (2, 1), ceil_mode=True),
-    _square(8, 14, 12, 4, 6),
-    _square(1, 1, 1, 1, 0),
-    MaxPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
-    MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3)),
-    MaxPool2dProblem(1, 16, 9, 7, (3, 3), (2, 2), (1, 1), places=True),
-    MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3), places=True, behind_relu=True),
-    MaxPool2dProblem(2, 8, 6, 6, (2, 2), (2, 2), places=True, behind_relu=True),
-)
-"""Small problems: windows that overlap, touch and leave gaps, both roundings, rectangular kernels, odd sizes, pitches,
-dilation, and places, also behind a ReLU."""
-
-
 # --- the reference
 
 
-def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: MaxPool2dProblem, inputs: Tensors) -> torch.Tensor:
     """If places are stored, PyTorch computes its 64-bit indices too, for a fair comparison."""
     p = problem
     if p.places:
@@ -264,8 +236,7 @@ def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
     return F.max_pool2d(inputs["x"], p.kernel, p.stride, p.padding, p.dilation, p.ceil_mode)
 
 
-def exact(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {"x": inputs["x"].double()})
+exact = in_float64(peer)
 
 
 # --- the places of maxima
@@ -304,9 +275,7 @@ def extra_outputs(problem: MaxPool2dProblem, device: torch.device) -> dict[str, 
     return {"places": places}
 
 
-def extra_references(
-    problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def extra_references(problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
     if not problem.places:
         return {}
     places = to_places(problem, indices_of(problem, inputs["x"]))
@@ -323,19 +292,38 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
     problem = MaxPool2dProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("max_pool2d", (NAIVE, SHARED_TILE, ROW_PACKS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256)),
+        MaxPool2dProblem.parse("256_32_k2s2_b256_behindrelu"),
+    )
+    """Problems of `escalade ladder`: ResNet's, and an autoencoder's in training."""
+    small_problems = (
+        _square(16, 16, 3, 2, 1, batch=2),
+        _square(8, 10, 2, 2, 0),
+        _square(12, 9, 3, 1, 1),
+        _square(3, 11, 3, 2, 0, batch=2, ceil=True),
+        _square(5, 6, 2, 3, 1, ceil=True),
+        MaxPool2dProblem(1, 24, 7, 37, (3, 5), (2, 3), (1, 2)),
+        MaxPool2dProblem(2, 8, 2, 5, (3, 1), (2, 1), ceil_mode=True),
+        _square(8, 14, 12, 4, 6),
+        _square(1, 1, 1, 1, 0),
+        MaxPool2dProblem(2, 12, 7, 5, (3, 3), (2, 2), (1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
+        MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3)),
+        MaxPool2dProblem(1, 16, 9, 7, (3, 3), (2, 2), (1, 1), places=True),
+        MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3), places=True, behind_relu=True),
+        MaxPool2dProblem(2, 8, 6, 6, (2, 2), (2, 2), places=True, behind_relu=True),
+    )
+    """Small problems: windows that overlap, touch and leave gaps, both roundings, rectangular kernels, odd sizes,
+    pitches, dilation, and places, also behind a ReLU."""
     dtypes = DTYPES
     layouts = LAYOUTS
+    order = ("vectorised", "row_packs", "shared_tile", "naive")
 
     def extra_outputs(self, problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
         return extra_outputs(problem, device)
 
     def extra_references(self, problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return extra_references(problem, inputs)
-
-    def preferred(self, problem: MaxPool2dProblem) -> tuple[str, ...]:
-        return ("vectorised", "row_packs", "shared_tile", "naive")
 
 
 MAX_POOL2D = MaxPool2d()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
-from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import spell_pair
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.problem import GradientProblem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, SymPair, define_planned
@@ -32,9 +32,10 @@ from escalade.ops.max_pool2d import (
     to_places,
     windows,
 )
-from escalade.ops.shared import pooling, side_by_side
+from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
 from escalade.ops.shared.pooling import empty_input as empty_output
+from escalade.ops.shared.pooling_gradients import side_by_side_recipe, side_by_side_refusal
 from escalade.ops.shared.windowed import windows_per_pixel
 
 # --- the problem
@@ -137,33 +138,43 @@ ATOMICS = Atomics(
 )
 
 
-class Gathered(ThreadsRung[MaxPool2dBackwardProblem]):
+@dataclass(frozen=True)
+class PerPixel(ThreadsRung[MaxPool2dBackwardProblem]):
+    """One thread per input, with x or with stored places."""
+
+    stored: bool
+
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return f"{self.name} reads x, but {problem.name} has stored places" if problem.stored else None
+        if problem.stored == self.stored:
+            return None
+        if self.stored:
+            return f"{self.name} needs stored places, but {problem.name} has x"
+        return f"{self.name} reads x, but {problem.name} has stored places"
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
-        buffers = (Buffer("gradient"), Buffer("x"), Buffer("y"))
+        buffers = (Buffer("gradient"), Buffer("places" if self.stored else "x"), Buffer("y"))
         return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
 
 
-GATHERED = Gathered(
+GATHERED = PerPixel(
     "gathered",
     "one thread per input recomputes the maxima of its windows and sums its own gradients in a fixed order",
     below="atomics",
     # 205 million threads of 400 instructions (2.9 ms), since each maximum is found nine times, against 51 million of
     # 250 with an addition in L2 each (0.5 ms), and 1.4 GB more of sums (0.5 ms). What it buys is determinism.
     predicted_gain=0.4,
+    stored=False,
 )
 
 
 class Rows(ThreadsRung[MaxPool2dBackwardProblem]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return side_by_side.refusal(self.name, problem.forward)
+        return side_by_side_refusal(self.name, problem.forward)
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), X, PLACES, Buffer("y"))
         source = "max_pool2d_backward/rows.cu"
-        return side_by_side.recipe(source, problem.forward, buffers, config.threads, backward=problem)
+        return side_by_side_recipe(source, problem.forward, buffers, config.threads, backward=problem)
 
 
 # Predicted for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 302 MB, 71 us; 185 MB, 43 us with
@@ -233,22 +244,14 @@ SHARED_SUMS = SharedSums(
 )
 
 
-class Stored(ThreadsRung[MaxPool2dBackwardProblem]):
-    def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return None if problem.stored else f"{self.name} needs stored places, but {problem.name} has x"
-
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
-        buffers = (Buffer("gradient"), Buffer("places"), Buffer("y"))
-        return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
-
-
-STORED = Stored(
+STORED = PerPixel(
     "stored",
     "one thread per input sums the gradients of windows whose stored place is its own, in a fixed order",
     below="atomics",
     # 205 million threads of 150 instructions (1.1 ms) against an addition in L2 for each of 51 million outputs, and
     # 1.4 GB of sums (0.7 ms).
     predicted_gain=0.7,
+    stored=True,
 )
 
 
@@ -342,47 +345,7 @@ VECTORISED = Vectorized(
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    MaxPool2dBackwardProblem.parse(name)
-    for name in (
-        "64_112_k3s2p1_b256",
-        "64_112_k3s2p1_b256_stored",
-        "256_32_k2s2_b256_mask",
-        "256_32_k2s2_b256_stored",
-    )
-)
-"""Problems of `escalade ladder`: ResNet's overlapping windows, and an autoencoder's behind a ReLU."""
-
-SMALL_PROBLEMS = tuple(
-    MaxPool2dBackwardProblem.parse(name)
-    for name in (
-        "16_13_k3s2p1_b2",
-        "16_13_k3s2p1_b2_stored",
-        "8_10_k2s2_b1_mask",
-        "8_10_k2s2_b2_stored",
-        "3_9x16_k2s2_b2",
-        "2_7x8_k2x1s3x2_b1_stored",
-        "12_9_k3s1p1_b1_mask",
-        "3_11_k3s2_b2_ceil",
-        "5_6_k2s3p1_b1_ceil_stored",
-        "24_7x17_k3x5s2x3p1x2_b1",
-        "6_9x8_k3x2s2x1p1d2x3_b1_mask",
-        "6_9x8_k3x2s2x1p1d2x3_b1_stored",
-        "8_20_k16s4p8_b1",
-        "1_1_k1s1_b1",
-    )
-)
-"""Small problems: windows that overlap, touch and leave gaps, both roundings, kernels that are rectangular or have more
-pixels than a byte counts, dilation, and x or stored places."""
-
-
 # --- the reference
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(
@@ -462,14 +425,41 @@ class MaxPool2dBackward(Operation[MaxPool2dBackwardProblem]):
     problem = MaxPool2dBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("max_pool2d_backward", (ATOMICS, SHARED_SUMS, GATHERED, STORED, ROWS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        MaxPool2dBackwardProblem.parse(name)
+        for name in (
+            "64_112_k3s2p1_b256",
+            "64_112_k3s2p1_b256_stored",
+            "256_32_k2s2_b256_mask",
+            "256_32_k2s2_b256_stored",
+        )
+    )
+    """Problems of `escalade ladder`: ResNet's overlapping windows, and an autoencoder's behind a ReLU."""
+    small_problems = tuple(
+        MaxPool2dBackwardProblem.parse(name)
+        for name in (
+            "16_13_k3s2p1_b2",
+            "16_13_k3s2p1_b2_stored",
+            "8_10_k2s2_b1_mask",
+            "8_10_k2s2_b2_stored",
+            "3_9x16_k2s2_b2",
+            "2_7x8_k2x1s3x2_b1_stored",
+            "12_9_k3s1p1_b1_mask",
+            "3_11_k3s2_b2_ceil",
+            "5_6_k2s3p1_b1_ceil_stored",
+            "24_7x17_k3x5s2x3p1x2_b1",
+            "6_9x8_k3x2s2x1p1d2x3_b1_mask",
+            "6_9x8_k3x2s2x1p1d2x3_b1_stored",
+            "8_20_k16s4p8_b1",
+            "1_1_k1s1_b1",
+        )
+    )
+    """Small problems: windows that overlap, touch and leave gaps, both roundings, kernels that are rectangular or have
+    more pixels than a byte counts, dilation, and x or stored places."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: MaxPool2dBackwardProblem) -> tuple[str, ...]:
-        """`atomics` and `shared_sums` are excluded because they are not deterministic."""
-        return ("vectorised", "rows", "stored", "gathered")
+    order = ("vectorised", "rows", "stored", "gathered")
+    """`atomics` and `shared_sums` are excluded because they are not deterministic."""
 
 
 MAX_POOL2D_BACKWARD = MaxPool2dBackward()

@@ -21,7 +21,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Codec, Named, NamePattern, joined
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Rung
+from escalade.ops.base.rung import Rung, first_that
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define_in_place, require_rung, require_same_device
 from escalade.ops.calling.types import as_list
@@ -292,14 +292,12 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         """Default to the most packs per thread that fit the registers and leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 128, 512) for packs in (4, 2, 1)]
         most = max(1, _IN_FLIGHT // len(problem.read(0)))
-        fits = (
-            config
-            for config in every
-            if config.packs <= most
-            and ceil_div(problem.elements, self._chunk(problem, config)) >= self.card.busy_blocks
-        )
-        default = next(fits, PacksConfig(packs=1))
-        return (default, *(config for config in every if config != default))
+
+        def fits(config: PacksConfig) -> bool:
+            chunks = ceil_div(problem.elements, self._chunk(problem, config))
+            return config.packs <= most and chunks >= self.card.busy_blocks
+
+        return first_that(fits, every, PacksConfig(packs=1))
 
     def recipe(self, problem: OptimizerStepProblem, config: PacksConfig) -> Recipe:
         groups = list(self._groups(problem))
@@ -441,24 +439,6 @@ def _autoencoder() -> tuple[int, ...]:
 
 RESNET18, AUTOENCODER = _resnet18(), _autoencoder()
 
-PROBLEMS = (
-    of(MOMENTUM, AUTOENCODER),
-    of(ADAMW, AUTOENCODER),
-    of(MOMENTUM, RESNET18),
-    of(ADAMW, RESNET18),
-    of(ADAMW.scaled(), RESNET18, "fp16", checked=True),
-)
-"""Parameters of a convolutional autoencoder and of ResNet-18, the last with a loss scale and fp16 weights."""
-
-SMALL_PROBLEMS = (
-    of(sgd(), (1, 9, 4100)),
-    of(sgd(momentum=0.9, dampening=0.1, weight_decay=1e-4, maximize=True), (2049, 64)),
-    of(ADAMW.scaled(), (64, 3, 1027), "fp16", checked=True),
-    of(adam(weight_decay=1e-2, amsgrad=True), (36,)),
-)
-"""Small problems: tensors of several chunks, of part of one and of part of a pack; no state and three; a copy and a
-check."""
-
 
 # --- the reference
 
@@ -500,13 +480,11 @@ def extra_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[s
     return made
 
 
-def exact(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: OptimizerStepProblem, inputs: Tensors) -> torch.Tensor:
     return _results(problem, inputs, 0, torch.float64)[0]
 
 
-def extra_references(
-    problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def extra_references(problem: OptimizerStepProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
     """All other results in float64, copies rounded to their type."""
     counted = torch.tensor([TAKEN + 1, SKIPPED, 0.0], dtype=torch.float64, device=inputs["counts"].device)
     found = {"counted": counted}
@@ -518,12 +496,12 @@ def extra_references(
     return found
 
 
-def peer(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: OptimizerStepProblem, inputs: Tensors) -> torch.Tensor:
     return _results(problem, inputs, 0, torch.float32)[0]
 
 
 def _results(
-    problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor], tensor: int, dtype: torch.dtype
+    problem: OptimizerStepProblem, inputs: Tensors, tensor: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     arrays = zip((PARAMETER, GRADIENT, *problem.state), problem.read(tensor), strict=True)
     given = {name: inputs[buffer].to(dtype) for name, buffer in arrays}
@@ -540,8 +518,22 @@ class OptimizerStep(Operation[OptimizerStepProblem]):
     problem = OptimizerStepProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("optimizer_step", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        of(MOMENTUM, AUTOENCODER),
+        of(ADAMW, AUTOENCODER),
+        of(MOMENTUM, RESNET18),
+        of(ADAMW, RESNET18),
+        of(ADAMW.scaled(), RESNET18, "fp16", checked=True),
+    )
+    """Parameters of a convolutional autoencoder and of ResNet-18, the last with a loss scale and fp16 weights."""
+    small_problems = (
+        of(sgd(), (1, 9, 4100)),
+        of(sgd(momentum=0.9, dampening=0.1, weight_decay=1e-4, maximize=True), (2049, 64)),
+        of(ADAMW.scaled(), (64, 3, 1027), "fp16", checked=True),
+        of(adam(weight_decay=1e-2, amsgrad=True), (36,)),
+    )
+    """Small problems: tensors of several chunks, of part of one and of part of a pack; no state and three; a copy and a
+    check."""
     dtypes = DTYPES
     layouts = LAYOUTS
 
@@ -622,6 +614,7 @@ def _problem(
     expression: str,
     names: list[str],
     checked: bool = False,
+    rung: str | None = None,
 ) -> OptimizerStepProblem:
     if not parameters or len(gradients) != len(parameters):
         raise UnsupportedError(
@@ -692,19 +685,10 @@ def _check_overwritten(
             require_same_device(parameters[0], name, tensor)
 
 
-def _run(
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    state: list[torch.Tensor],
-    copies: list[torch.Tensor],
-    scalars: torch.Tensor,
-    progress: torch.Tensor,
-    expression: str,
-    names: list[str],
-    checked: bool = False,
-    rung: str | None = None,
-) -> None:
-    problem = _problem(parameters, gradients, state, copies, scalars, progress, expression, names, checked)
+def _run(*arguments: Any) -> None:
+    problem = _problem(*arguments)
+    parameters, gradients, state, copies, scalars, progress = arguments[:6]
+    rung = arguments[9] if len(arguments) > 9 else None
     require_rung(OPTIMIZER_STEP, rung)
     counts, meeting = progress[:_COUNTS], progress[_MEETING_OP:]
     tensors = {"scalars": scalars, "counts": counts, "counted": counts, "meeting": meeting}
@@ -732,7 +716,7 @@ def _by_parameter(
 
 
 def _fake(*arguments: Any) -> None:
-    _problem(*arguments[:9])
+    _problem(*arguments)
 
 
 OPERATOR = define_in_place(

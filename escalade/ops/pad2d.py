@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,20 +19,19 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
-from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
+from escalade.ops.base.pitch import unsupported_pitch
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
-    Images,
+    ResizedImages,
     check_images,
     check_problem,
     empty_images_like,
     layout_of,
-    require_32_bits,
 )
 from escalade.ops.shared.pooling import empty_output, random_inputs
 from escalade.ops.shared.strips import StripConfig, Strips
@@ -44,7 +43,7 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 @dataclass(frozen=True)
-class Pad2dProblem(Images, Named):
+class Pad2dProblem(ResizedImages, Named):
     """y[oh, ow] = x[oh - top, ow - left]; outside the image the mode decides, as in `torch.nn.functional.pad`.
 
     A negative pad crops.
@@ -66,6 +65,8 @@ class Pad2dProblem(Images, Named):
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
+    rounding = 0.0
+
     def __post_init__(self) -> None:
         check_problem("pad2d", self)
         require("pad2d", "mode", self.mode, MODES)
@@ -76,9 +77,7 @@ class Pad2dProblem(Images, Named):
             raise UnsupportedError(
                 f"value is {self.value} in mode {self.mode}: only mode constant has one, and it must not be NaN"
             )
-        check_pitches(self, x=self.channels, y=self.channels)
-        pitch = max(self.channels, self.x_pitch, self.y_pitch)
-        require_32_bits("pad2d", pitch * max(self.pixels, self.output_height * self.output_width))
+        self.check_pitches("pad2d")
 
     @property
     def output_height(self) -> int:
@@ -89,10 +88,6 @@ class Pad2dProblem(Images, Named):
         return self.width + self.pads[2] + self.pads[3]
 
     @property
-    def output_elements(self) -> int:
-        return self.batch * self.channels * self.output_height * self.output_width
-
-    @property
     def flops(self) -> int:
         return self.output_elements
 
@@ -101,10 +96,6 @@ class Pad2dProblem(Images, Named):
         rows, columns = self.height + _cut(self.pads[:2]), self.width + _cut(self.pads[2:])
         read = self.batch * self.channels * rows * columns
         return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def rounding(self) -> float:
-        return 0.0
 
 
 def _cut(pads: tuple[int, ...]) -> int:
@@ -180,8 +171,7 @@ class Runs(Rung[Pad2dProblem, StripConfig]):
         """Prefer the longest run of rows that keeps the card busy."""
         every = tuple(StripConfig(rows, 1, _STRIP_THREADS) for rows in (16, 8, 4))
         busy = 2048 * self.card.multiprocessors
-        default = next((run for run in every if run.threads_for(problem) >= busy), every[-1])
-        return tuple(sorted(every, key=lambda run: run != default))
+        return first_that(lambda run: run.threads_for(problem) >= busy, every)
 
     def recipe(self, problem: Pad2dProblem, config: StripConfig) -> Recipe:
         p, strips = problem, Strips.of(problem, config)
@@ -204,28 +194,6 @@ RUNS = Runs(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    Pad2dProblem(32, 64, 112, 112, (0, 1, 0, 1)),
-    Pad2dProblem(8, 64, 256, 256, (1, 1, 1, 1), "reflect"),
-)
-"""Problems of `escalade ladder`: in front of a strided convolution, and a generator's reflection."""
-
-SMALL_PROBLEMS = (
-    Pad2dProblem(2, 16, 5, 6, (0, 1, 2, 3)),
-    Pad2dProblem(1, 5, 4, 7, (2, -1, -3, 1), value=-1.5),
-    Pad2dProblem(2, 8, 4, 5, (3, 1, 2, 4), "reflect"),
-    Pad2dProblem(1, 12, 3, 1, (5, 0, 2, 3), "replicate"),
-    Pad2dProblem(1, 3, 4, 3, (4, 1, 0, 3), "circular"),
-    Pad2dProblem(1, 1, 1, 1, (0, 0, 0, 0)),
-    Pad2dProblem(1, 1, 3, 700, (2, 0, 1, 2), "reflect"),
-    Pad2dProblem(2, 12, 3, 4, (1, 1, 1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
-)
-"""Small problems: every mode, constants, cropping, odd channels, rows of several CTAs, and pitches."""
-
-
 # --- the reference
 
 
@@ -236,7 +204,7 @@ def padded(x: torch.Tensor, pads: tuple[int, int, int, int], mode: str, value: f
     return F.pad(x, (left, right, top, bottom), mode, **constant)
 
 
-def peer(problem: Pad2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: Pad2dProblem, inputs: Tensors) -> torch.Tensor:
     return padded(inputs["x"], problem.pads, problem.mode, problem.value)
 
 
@@ -248,13 +216,25 @@ class Pad2d(Operation[Pad2dProblem]):
     problem = Pad2dProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("pad2d", (NAIVE, RUNS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        Pad2dProblem(32, 64, 112, 112, (0, 1, 0, 1)),
+        Pad2dProblem(8, 64, 256, 256, (1, 1, 1, 1), "reflect"),
+    )
+    """Problems of `escalade ladder`: in front of a strided convolution, and a generator's reflection."""
+    small_problems = (
+        Pad2dProblem(2, 16, 5, 6, (0, 1, 2, 3)),
+        Pad2dProblem(1, 5, 4, 7, (2, -1, -3, 1), value=-1.5),
+        Pad2dProblem(2, 8, 4, 5, (3, 1, 2, 4), "reflect"),
+        Pad2dProblem(1, 12, 3, 1, (5, 0, 2, 3), "replicate"),
+        Pad2dProblem(1, 3, 4, 3, (4, 1, 0, 3), "circular"),
+        Pad2dProblem(1, 1, 1, 1, (0, 0, 0, 0)),
+        Pad2dProblem(1, 1, 3, 700, (2, 0, 1, 2), "reflect"),
+        Pad2dProblem(2, 12, 3, 4, (1, 1, 1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
+    )
+    """Small problems: every mode, constants, cropping, odd channels, rows of several CTAs, and pitches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: Pad2dProblem) -> tuple[str, ...]:
-        return ("vectorised", "runs", "naive")
+    order = ("vectorised", "runs", "naive")
 
 
 PAD2D = Pad2d()

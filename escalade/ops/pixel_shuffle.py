@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
@@ -52,6 +51,8 @@ class PixelShuffleProblem(Images, Named):
     x_pitch: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
+
+    rounding = 0.0
 
     def __post_init__(self) -> None:
         check_problem("pixel_shuffle", self)
@@ -100,10 +101,6 @@ class PixelShuffleProblem(Images, Named):
     @property
     def bytes(self) -> int:
         return 2 * self.elements * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def rounding(self) -> float:
-        return 0.0
 
 
 # --- rungs
@@ -207,29 +204,6 @@ VECTORISED = Vectorized(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    PixelShuffleProblem(8, 256, 128, 128, 2),
-    PixelShuffleProblem(8, 12, 256, 256, 2),
-    PixelShuffleProblem(8, 64, 256, 256, 2, down=True),
-)
-"""Problems of `escalade ladder`: an upscaler's features, its RGB image, and a detector's first layer."""
-
-SMALL_PROBLEMS = (
-    PixelShuffleProblem(2, 32, 3, 4, 2),
-    PixelShuffleProblem(1, 12, 5, 3, 2),
-    PixelShuffleProblem(1, 36, 2, 3, 3),
-    PixelShuffleProblem(2, 16, 4, 6, 2, down=True),
-    PixelShuffleProblem(1, 3, 6, 3, 3, down=True),
-    PixelShuffleProblem(1, 400, 1, 2, 20),
-    PixelShuffleProblem(1, 5, 2, 2, 1),
-    PixelShuffleProblem(1, 48, 2, 3, 2, layout="nhwc", x_pitch=64, y_pitch=24),
-)
-"""Small problems: both directions, odd factors and channels, a factor too large for registers, and pitches."""
-
-
 # --- the reference
 
 
@@ -237,7 +211,7 @@ def shuffled(x: torch.Tensor, factor: int, down: bool) -> torch.Tensor:
     return F.pixel_unshuffle(x, factor) if down else F.pixel_shuffle(x, factor)
 
 
-def peer(problem: PixelShuffleProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: PixelShuffleProblem, inputs: Tensors) -> torch.Tensor:
     return shuffled(inputs["x"], problem.factor, problem.down)
 
 
@@ -254,13 +228,26 @@ class PixelShuffle(Operation[PixelShuffleProblem]):
     problem = PixelShuffleProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("pixel_shuffle", (NAIVE, RUNS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        PixelShuffleProblem(8, 256, 128, 128, 2),
+        PixelShuffleProblem(8, 12, 256, 256, 2),
+        PixelShuffleProblem(8, 64, 256, 256, 2, down=True),
+    )
+    """Problems of `escalade ladder`: an upscaler's features, its RGB image, and a detector's first layer."""
+    small_problems = (
+        PixelShuffleProblem(2, 32, 3, 4, 2),
+        PixelShuffleProblem(1, 12, 5, 3, 2),
+        PixelShuffleProblem(1, 36, 2, 3, 3),
+        PixelShuffleProblem(2, 16, 4, 6, 2, down=True),
+        PixelShuffleProblem(1, 3, 6, 3, 3, down=True),
+        PixelShuffleProblem(1, 400, 1, 2, 20),
+        PixelShuffleProblem(1, 5, 2, 2, 1),
+        PixelShuffleProblem(1, 48, 2, 3, 2, layout="nhwc", x_pitch=64, y_pitch=24),
+    )
+    """Small problems: both directions, odd factors and channels, a factor too large for registers, and pitches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: PixelShuffleProblem) -> tuple[str, ...]:
-        return ("vectorised", "runs", "naive")
+    order = ("vectorised", "runs", "naive")
 
 
 PIXEL_SHUFFLE = PixelShuffle()

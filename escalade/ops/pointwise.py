@@ -214,59 +214,18 @@ RUNGS: tuple[Rung[Any], ...] = (
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    map(
-        PointwiseProblem.parse,
-        (
-            "802816[silu(x)]",
-            "51380224[silu(x)]",
-            "51380224[hardswish(x)]",
-            "51380224[x+0.1*a]",
-            "802816x64[x*a+b](a:0,1;b:0,1)",
-            "256x3136x64[x*sigmoid(a)](a:64,0,1)",
-            "16384x3136[relu(x*a)](a:1,0)",
-            "205520896[gelu(x)]",
-        ),
-    )
-)
-"""Activations of ResNet-50's sizes at batch 256, a scaled residual, factors per channel, per image and per plane."""
-
-SMALL_PROBLEMS = tuple(
-    map(
-        PointwiseProblem.parse,
-        (
-            "1[silu(x)]",
-            "9001[x*sigmoid(x)]",
-            "4099[where(x>a,x,0.1*a)]",
-            "37x64[x*a+b](a:0,1;b:0,1:fp32)",
-            "3x49x16[x*sigmoid(a)](a:16,0,1)",
-            "24x49[relu(x)*a](a:1,0)",
-            "5x7x3[x+a](a:0,3,1)",
-            "2x24x16[x+a](a:384,1,24)",
-            "6x10x8[x+where(a,b,1)](a:80,8,1:uint8;b:0,0,0)",
-            "33x40[t=x+a;t,t*t](a:40,1)",
-        ),
-    )
-)
-
-
 # --- the reference
 
 
-def exact(problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: PointwiseProblem, inputs: Tensors) -> torch.Tensor:
     return results(problem, inputs, torch.float64)[0]
 
 
-def peer(problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: PointwiseProblem, inputs: Tensors) -> torch.Tensor:
     return results(problem, inputs, STORAGE[problem.dtype])[0]
 
 
-def results(
-    problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
+def results(problem: PointwiseProblem, inputs: Tensors, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Return all results in a dtype, in memory order."""
     seen = {
         operand.name: in_memory(inputs[operand.name]).as_strided(problem.shape, operand.strides).to(dtype)
@@ -290,13 +249,43 @@ class Pointwise(Operation[PointwiseProblem]):
     problem = PointwiseProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("pointwise", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        map(
+            PointwiseProblem.parse,
+            (
+                "802816[silu(x)]",
+                "51380224[silu(x)]",
+                "51380224[hardswish(x)]",
+                "51380224[x+0.1*a]",
+                "802816x64[x*a+b](a:0,1;b:0,1)",
+                "256x3136x64[x*sigmoid(a)](a:64,0,1)",
+                "16384x3136[relu(x*a)](a:1,0)",
+                "205520896[gelu(x)]",
+            ),
+        )
+    )
+    """Activations of ResNet-50's sizes at batch 256, a scaled residual, factors per channel, per image and per
+    plane."""
+    small_problems = tuple(
+        map(
+            PointwiseProblem.parse,
+            (
+                "1[silu(x)]",
+                "9001[x*sigmoid(x)]",
+                "4099[where(x>a,x,0.1*a)]",
+                "37x64[x*a+b](a:0,1;b:0,1:fp32)",
+                "3x49x16[x*sigmoid(a)](a:16,0,1)",
+                "24x49[relu(x)*a](a:1,0)",
+                "5x7x3[x+a](a:0,3,1)",
+                "2x24x16[x+a](a:384,1,24)",
+                "6x10x8[x+where(a,b,1)](a:80,8,1:uint8;b:0,0,0)",
+                "33x40[t=x+a;t,t*t](a:40,1)",
+            ),
+        )
+    )
     dtypes = DTYPES
     layouts = shared_pointwise.LAYOUTS
-
-    def preferred(self, problem: PointwiseProblem) -> tuple[str, ...]:
-        return ("vectorised", "naive")
+    order = ("vectorised", "naive")
 
     def extra_outputs(self, problem: PointwiseProblem, device: torch.device) -> dict[str, torch.Tensor]:
         names = shared_pointwise.result_names(problem.program)[1:]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -18,17 +17,11 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import CallPlan, Packer, prepare
-from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.base.rung import Rung, first_that
+from escalade.ops.calling.call import Packer
+from escalade.ops.calling.library import require_alike
 from escalade.ops.expressions import Expression
-from escalade.ops.shared.losses import (
-    REDUCTIONS,
-    check_scale,
-    empty_loss,
-    loss_buffer,
-    no_second_derivative,
-)
+from escalade.ops.shared.losses import REDUCTIONS, define_loss, empty_loss, loss_buffer
 from escalade.ops.shared.pointwise import LAYOUTS, PacksConfig, check, packer_like
 
 # --- the problem
@@ -123,9 +116,8 @@ class Packs(Rung[PointwiseLossProblem, PacksConfig]):
     def configs(self, problem: PointwiseLossProblem) -> tuple[PacksConfig, ...]:
         """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
-        fits = (config for config in every if self._blocks(problem, config) >= self.card.busy_blocks)
-        default = next(fits, PacksConfig(packs=1))
-        return (default, *(config for config in every if config != default))
+        busy = self.card.busy_blocks
+        return first_that(lambda config: self._blocks(problem, config) >= busy, every, PacksConfig(packs=1))
 
     def recipe(self, problem: PointwiseLossProblem, config: PacksConfig) -> Recipe:
         count, program = self._blocks(problem, config), problem.program
@@ -171,22 +163,6 @@ MSE = "d = x - target; d * d, 2 * d"
 _LOGISTIC = "relu(x) - x * target + log1p(exp(-abs(x))), sigmoid(x) - target"
 """Binary cross-entropy of logits."""
 
-PROBLEMS = tuple(
-    PointwiseLossProblem(elements, MSE, gradient=gradient)
-    for elements in (256 * 3 * 32 * 32, 2**25)
-    for gradient in (False, True)
-)
-"""The error of a batch of small images, and of a tensor that no cache holds."""
-
-SMALL_PROBLEMS = (
-    PointwiseLossProblem(1, MSE),
-    PointwiseLossProblem(9001, MSE, "sum"),
-    PointwiseLossProblem(2053, MSE, gradient=True),
-    PointwiseLossProblem(6000, MSE, gradient=True, dtype="fp16", target="fp32"),
-    PointwiseLossProblem(515, _LOGISTIC, "sum", gradient=True),
-)
-"""Small problems: several CTAs, part of one and of a pack, both reductions, and a target of another dtype."""
-
 
 # --- the reference
 
@@ -212,35 +188,29 @@ def empty_output(problem: PointwiseLossProblem, device: torch.device) -> torch.T
     return torch.empty(1, device=device)
 
 
-def exact(problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: PointwiseLossProblem, inputs: Tensors) -> torch.Tensor:
     compute = _gradient if problem.gradient else loss
     return compute(problem, inputs, torch.float64)
 
 
-def peer(problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: PointwiseLossProblem, inputs: Tensors) -> torch.Tensor:
     """PyTorch's gradient in the problem's dtype, or its loss in fp32."""
     if problem.gradient:
         return _gradient(problem, inputs, STORAGE[problem.dtype])
     return loss(problem, inputs, torch.float32)
 
 
-def loss(
-    problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
+def loss(problem: PointwiseLossProblem, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
     """Return the loss in a dtype, one element."""
     terms = _results(problem, inputs, dtype)[0]
     return (terms.mean() if problem.reduction == "mean" else terms.sum()).reshape(1)
 
 
-def _gradient(
-    problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
+def _gradient(problem: PointwiseLossProblem, inputs: Tensors, dtype: torch.dtype) -> torch.Tensor:
     return (_results(problem, inputs, dtype)[1] * (inputs["scale"].double() * problem.factor)).to(dtype)
 
 
-def _results(
-    problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
+def _results(problem: PointwiseLossProblem, inputs: Tensors, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return problem.program.evaluate({name: inputs[name].to(dtype) for name in ("x", "target")})
 
 
@@ -252,8 +222,20 @@ class PointwiseLoss(Operation[PointwiseLossProblem]):
     problem = PointwiseLossProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("pointwise_loss", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        PointwiseLossProblem(elements, MSE, gradient=gradient)
+        for elements in (256 * 3 * 32 * 32, 2**25)
+        for gradient in (False, True)
+    )
+    """The error of a batch of small images, and of a tensor that no cache holds."""
+    small_problems = (
+        PointwiseLossProblem(1, MSE),
+        PointwiseLossProblem(9001, MSE, "sum"),
+        PointwiseLossProblem(2053, MSE, gradient=True),
+        PointwiseLossProblem(6000, MSE, gradient=True, dtype="fp16", target="fp32"),
+        PointwiseLossProblem(515, _LOGISTIC, "sum", gradient=True),
+    )
+    """Small problems: several CTAs, part of one and of a pack, both reductions, and a target of another dtype."""
     dtypes = DTYPES
     layouts = LAYOUTS
 
@@ -312,7 +294,13 @@ def mse_loss(
 
 
 def _problem(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str, gradient: bool
+    x: torch.Tensor,
+    target: torch.Tensor,
+    expression: str,
+    reduction: str = "mean",
+    rung: str | None = None,
+    *,
+    gradient: bool,
 ) -> PointwiseLossProblem:
     dtype = dtype_of("pointwise_loss", x)
     require_alike(x, {"target": target})
@@ -323,65 +311,11 @@ def _problem(
     return PointwiseLossProblem(x.numel(), expression, reduction, gradient, dtype)
 
 
-def _fake(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", *_: object
-) -> torch.Tensor:
-    _problem(x, target, expression, reduction, gradient=False)
-    return x.new_empty((), dtype=torch.float32)
-
-
-def _plan(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", rung: str | None = None
-) -> CallPlan:
-    problem = _problem(x, target, expression, reduction, gradient=False)
-    loss = torch.empty((), device="meta")
-    return CallPlan(prepare(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _packers(x))
-
-
-def _fake_with_gradient(
-    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, expression: str, reduction: str = "mean",
-    *_: object,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    _problem(x, target, expression, reduction, gradient=True)
-    check_scale("pointwise_loss", x, scale)
-    return x.new_empty((), dtype=torch.float32), torch.empty_like(x)
-
-
-def _plan_with_gradient(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    scale: torch.Tensor,
-    expression: str,
-    reduction: str = "mean",
-    rung: str | None = None,
-) -> CallPlan:
-    loss, gradient = _fake_with_gradient(x, target, scale, expression, reduction)
-    problem = _problem(x, target, expression, reduction, gradient=True)
-    prepared = prepare(POINTWISE_LOSS, problem, x.device, rung)
-    return CallPlan(prepared, {"loss": loss, "y": gradient}, _packers(x), results=("loss", "y"))
-
-
 def _packers(x: torch.Tensor) -> dict[str, Packer]:
     """Make both tensors dense, in the memory order of x."""
     return dict.fromkeys(("x", "target"), packer_like(torch.empty_like(x, device="meta")))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, target, ctx.expression, ctx.reduction, _ = inputs
-    ctx.save_for_backward(x, target)
-
-
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    x, target = ctx.saved_tensors
-    if ctx.needs_input_grad[1]:
-        raise UnsupportedError("pointwise_loss is differentiable by x only; detach the target")
-    _, found = _WITH_GRADIENT(x, target, gradient, ctx.expression, ctx.reduction, None)
-    return found, None, None, None, None
-
-
-OPERATOR = define_planned("pointwise_loss", _plan, _fake, setup=_setup, backward=_backward)
-_SETUP_NONE, _BACKWARD_NONE = no_second_derivative("pointwise_loss")
-_WITH_GRADIENT = define_planned(
-    "pointwise_loss_with_gradient", _plan_with_gradient, _fake_with_gradient, returns="(Tensor, Tensor)",
-    setup=_SETUP_NONE, backward=_BACKWARD_NONE,
-)  # fmt: skip
+OPERATOR, _WITH_GRADIENT = define_loss(
+    POINTWISE_LOSS, 'str expression, str reduction="mean"', _problem, _packers
+)

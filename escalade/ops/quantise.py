@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,8 +26,8 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import C, Rung, ThreadsConfig
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.rung import C, Rung, ThreadsConfig, first_that
 from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pointwise
@@ -55,6 +54,8 @@ class QuantiseProblem(Named):
     output: str = "fp8"
     """Dtype of y: fp8 or int8."""
 
+    rounding = 2.0**-24
+
     def __post_init__(self) -> None:
         require("quantise", "output", self.output, QUANTIZED)
         check("quantise", self.elements, self.batch, self.dtype, self.layout)
@@ -66,10 +67,6 @@ class QuantiseProblem(Named):
     @property
     def bytes(self) -> int:
         return self.elements * (ELEMENT_BYTES[self.dtype] + 1) + 4
-
-    @property
-    def rounding(self) -> float:
-        return 2.0**-24
 
 
 # --- rungs
@@ -99,9 +96,8 @@ class Vectorized(_Quantizer[PacksConfig]):
     def configs(self, problem: QuantiseProblem) -> tuple[PacksConfig, ...]:
         """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
-        fits = (config for config in every if _vector_blocks(problem, config) >= self.card.busy_blocks)
-        default = next(fits, PacksConfig(packs=1))
-        return (default, *(config for config in every if config != default))
+        busy = self.card.busy_blocks
+        return first_that(lambda one: _vector_blocks(problem, one) >= busy, every, PacksConfig(packs=1))
 
     def recipe(self, problem: QuantiseProblem, config: PacksConfig) -> Recipe:
         program = Program.of("quantise/vectorised.cu", problem=problem, config=config)
@@ -126,22 +122,6 @@ RUNGS: tuple[Rung[QuantiseProblem], ...] = (
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    QuantiseProblem(200_704),
-    QuantiseProblem(6_422_528),
-    QuantiseProblem(51_380_224),
-)
-"""The output of ResNet-18's stem, 64 channels 56², at batch 1, 32 and 256."""
-
-SMALL_PROBLEMS = (
-    *map(QuantiseProblem, (1, 1003, 8192, 9001)),
-    QuantiseProblem(9001, output="int8"),
-)
-
-
 # --- the reference
 
 
@@ -155,12 +135,12 @@ def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor
     return torch.empty(problem.elements, dtype=STORAGE[problem.output], device=device)
 
 
-def exact(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: QuantiseProblem, inputs: Tensors) -> torch.Tensor:
     """The values in float64 before rounding: the peer has the rounding error too."""
     return inputs["x"].double() * inputs["factor"].double()
 
 
-def peer(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: QuantiseProblem, inputs: Tensors) -> torch.Tensor:
     return stored_as(inputs["x"].float() * inputs["factor"], STORAGE[problem.output])
 
 
@@ -172,8 +152,16 @@ class Quantise(Operation[QuantiseProblem]):
     problem = QuantiseProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("quantise", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        QuantiseProblem(200_704),
+        QuantiseProblem(6_422_528),
+        QuantiseProblem(51_380_224),
+    )
+    """The output of ResNet-18's stem, 64 channels 56², at batch 1, 32 and 256."""
+    small_problems = (
+        *map(QuantiseProblem, (1, 1003, 8192, 9001)),
+        QuantiseProblem(9001, output="int8"),
+    )
     dtypes = DTYPES
     layouts = pointwise.LAYOUTS
 

@@ -18,7 +18,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
@@ -196,13 +196,12 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         packs = problem.reduced // vector
         per_split = ceil_div(packs, config.splits)
         splits = ceil_div(packs, per_split)
-        call = KernelCall(
+        call = kernel_call(
             _program("rows", problem, config=config, vector=vector, split=splits > 1),
-            (ceil_div(problem.batch, config.threads // config.row_threads), splits, 1),
-            (config.threads, 1, 1),
-            (_X, _Y, _PARTIAL, Int64(problem.batch), packs, per_split, _divisor(problem)),
-            overlap=True,
-        )
+            (ceil_div(problem.batch, config.threads // config.row_threads), splits),
+            config.threads,
+            _X, _Y, _PARTIAL, Int64(problem.batch), packs, per_split, _divisor(problem),
+        )  # fmt: skip
         return _recipe(problem, call, splits)
 
 
@@ -234,15 +233,12 @@ class Columns(Rung[ReduceProblem, SharedConfig]):
         vector, width, across = self._width(problem)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
-        call = KernelCall(
+        call = kernel_call(
             _program("columns", problem, config=config, vector=vector, split=splits > 1),
-            (problem.batch * across, splits, 1),
-            (config.threads, 1, 1),
-            (
-                _X, _Y, _PARTIAL, across, width, Int64(problem.results), problem.reduced, problem.inner, per_split,
-                _divisor(problem),
-            ),
-            overlap=True,
+            (problem.batch * across, splits),
+            config.threads,
+            _X, _Y, _PARTIAL, across, width, Int64(problem.results), problem.reduced, problem.inner, per_split,
+            _divisor(problem),
         )  # fmt: skip
         return _recipe(problem, call, splits)
 
@@ -276,34 +272,6 @@ COLUMNS = Columns(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    ReduceProblem("max", 32, 3136, 256),
-    ReduceProblem("mean", 100_352, 96),
-    ReduceProblem("sum", 32, 802_816, before="x * x", activation="sqrt(x)"),
-    ReduceProblem("var", 1, 100_352, 64, correction=1.0),
-    ReduceProblem("logsumexp", 10_000, 1000),
-)
-"""The maximum of each channel of an image, the mean over channels, the norm of an image, the variance of a channel in a
-batch, and the denominator of log_softmax."""
-
-SMALL_PROBLEMS = (
-    ReduceProblem("sum", 3, 5, 7),
-    ReduceProblem("mean", 37, 24),
-    ReduceProblem("max", 2, 70, 24),
-    ReduceProblem("min", 5, 33),
-    ReduceProblem("var", 1, 300, 64, correction=1.0),
-    ReduceProblem("var", 3, 96, before="abs(x)"),
-    ReduceProblem("logsumexp", 4, 1000),
-    ReduceProblem("logsumexp", 2, 40, 8),
-    ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
-)
-"""Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and expressions
-on both sides."""
-
-
 # --- the reference
 
 
@@ -328,7 +296,7 @@ def empty_output(problem: ReduceProblem, device: torch.device) -> torch.Tensor:
     return torch.empty((problem.batch, problem.inner), dtype=STORAGE[problem.dtype], device=device)
 
 
-def peer(problem: ReduceProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: ReduceProblem, inputs: Tensors) -> torch.Tensor:
     x = inputs["x"].reshape(problem.batch, problem.reduced, problem.inner)
     if problem.before:
         (x,) = Expression.parse(problem.before).evaluate({"x": x})
@@ -344,13 +312,31 @@ class Reduce(Operation[ReduceProblem]):
     problem = ReduceProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("reduce", (NAIVE, ROWS, COLUMNS))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        ReduceProblem("max", 32, 3136, 256),
+        ReduceProblem("mean", 100_352, 96),
+        ReduceProblem("sum", 32, 802_816, before="x * x", activation="sqrt(x)"),
+        ReduceProblem("var", 1, 100_352, 64, correction=1.0),
+        ReduceProblem("logsumexp", 10_000, 1000),
+    )
+    """The maximum of each channel of an image, the mean over channels, the norm of an image, the variance of a channel
+    in a batch, and the denominator of log_softmax."""
+    small_problems = (
+        ReduceProblem("sum", 3, 5, 7),
+        ReduceProblem("mean", 37, 24),
+        ReduceProblem("max", 2, 70, 24),
+        ReduceProblem("min", 5, 33),
+        ReduceProblem("var", 1, 300, 64, correction=1.0),
+        ReduceProblem("var", 3, 96, before="abs(x)"),
+        ReduceProblem("logsumexp", 4, 1000),
+        ReduceProblem("logsumexp", 2, 40, 8),
+        ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
+    )
+    """Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and
+    expressions on both sides."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: ReduceProblem) -> tuple[str, ...]:
-        return ("rows", "columns")
+    order = ("rows", "columns")
 
 
 REDUCE = Reduce()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import NUMBER, Codec, Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_in_place, define_planned
@@ -49,6 +48,8 @@ class ReluProblem(Named):
     """Always 1; records of all operations have a batch."""
     backward: bool = False
 
+    rounding = 2.0**-24
+
     def __post_init__(self) -> None:
         check("relu", self.elements, self.batch, self.dtype, self.layout)
         if self.limit is not None and not 0 < self.limit < math.inf:
@@ -80,10 +81,6 @@ class ReluProblem(Named):
     def bytes(self) -> int:
         return (3 if self.backward else 2) * self.elements * ELEMENT_BYTES[self.dtype]
 
-    @property
-    def rounding(self) -> float:
-        return 2.0**-24
-
 
 # --- rungs
 
@@ -98,36 +95,10 @@ RUNGS: tuple[Rung[Any], ...] = (
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    ReluProblem(802_816),
-    ReluProblem(6_422_528),
-    ReluProblem(25_690_112),
-    ReluProblem(51_380_224),
-    ReluProblem(51_380_224, 6.0),
-    ReluProblem(205_520_896),
-    ReluProblem(51_380_224, backward=True),
-)
-"""ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256; the gradient at 56²."""
-
-SMALL_PROBLEMS = (
-    ReluProblem(1),
-    ReluProblem(7, 6.0),
-    ReluProblem(1000),
-    ReluProblem(8 * 1024),
-    ReluProblem(9001, 6.0),
-    ReluProblem(4099, 0.3),
-    ReluProblem(9001, backward=True),
-    ReluProblem(1000, 6.0, backward=True),
-)
-
-
 # --- the reference
 
 
-def peer(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: ReluProblem, inputs: Tensors) -> torch.Tensor:
     limit = problem.limit
     if problem.backward:
         gradient, output = inputs["gradient"], inputs["output"]
@@ -146,8 +117,26 @@ class Relu(Operation[ReluProblem]):
     problem = ReluProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("relu", RUNGS)
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        ReluProblem(802_816),
+        ReluProblem(6_422_528),
+        ReluProblem(25_690_112),
+        ReluProblem(51_380_224),
+        ReluProblem(51_380_224, 6.0),
+        ReluProblem(205_520_896),
+        ReluProblem(51_380_224, backward=True),
+    )
+    """ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256; the gradient at 56²."""
+    small_problems = (
+        ReluProblem(1),
+        ReluProblem(7, 6.0),
+        ReluProblem(1000),
+        ReluProblem(8 * 1024),
+        ReluProblem(9001, 6.0),
+        ReluProblem(4099, 0.3),
+        ReluProblem(9001, backward=True),
+        ReluProblem(1000, 6.0, backward=True),
+    )
     dtypes = DTYPES
     layouts = pointwise.LAYOUTS
 

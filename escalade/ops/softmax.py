@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -17,13 +16,12 @@ from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, w
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, columns, rows
-from escalade.ops.shared.row_rungs import PerRow, launch_rows
-from escalade.ops.shared.rows import LAYOUTS, check_fields
+from escalade.ops.shared.rows import LAYOUTS, PerRow, check_fields, launch_rows
 
 # --- the problem
 
@@ -268,37 +266,6 @@ PART_OF_WARP = PartOfWarp(
 )
 
 
-# --- problems
-
-
-PROBLEMS = (
-    *(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000)),
-    SoftmaxProblem(262_144, 64),
-    SoftmaxProblem(64, 64, inner=4096),
-)
-"""Class probabilities, and softmax over an image's channels in NHWC and in NCHW."""
-
-SMALL_PROBLEMS = (
-    SoftmaxProblem(5, 1000),
-    SoftmaxProblem(3, 33),
-    SoftmaxProblem(1, 2310),
-    SoftmaxProblem(2, 33_002),
-    SoftmaxProblem(600, 24),
-    SoftmaxProblem(4, 1),
-    SoftmaxProblem(2, 67, inner=40),
-    SoftmaxProblem(1, 5, inner=9),
-    SoftmaxProblem(3, 258, log=True),
-    SoftmaxProblem(2, 33_002, log=True),
-    SoftmaxProblem(2, 67, inner=40, log=True),
-    SoftmaxProblem(3, 33, activation="2 * x"),
-    SoftmaxProblem(2, 33_002, relu=True),
-    SoftmaxProblem(600, 24, log=True, activation="silu(x)"),
-    SoftmaxProblem(2, 67, inner=40, activation="tanh(x)"),
-)
-"""Small problems: rows of one warp, of several, and too wide for registers; widths that no vector divides; strided
-rows; logarithms; activations."""
-
-
 # --- the reference
 
 
@@ -313,7 +280,7 @@ def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
     return torch.empty(_sizes(problem), dtype=STORAGE[problem.dtype], device=device)
 
 
-def peer(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: SoftmaxProblem, inputs: Tensors) -> torch.Tensor:
     function = torch.log_softmax if problem.log else torch.softmax
     return activation.apply(problem, function(inputs["x"], 1))
 
@@ -332,13 +299,34 @@ class Softmax(Operation[SoftmaxProblem]):
     problem = SoftmaxProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("softmax", (NAIVE, WARP_PER_ROW, BLOCK_PER_ROW, PART_OF_WARP, COLUMNS))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = (
+        *(SoftmaxProblem(batch, 1000) for batch in (1, 32, 256, 10_000)),
+        SoftmaxProblem(262_144, 64),
+        SoftmaxProblem(64, 64, inner=4096),
+    )
+    """Class probabilities, and softmax over an image's channels in NHWC and in NCHW."""
+    small_problems = (
+        SoftmaxProblem(5, 1000),
+        SoftmaxProblem(3, 33),
+        SoftmaxProblem(1, 2310),
+        SoftmaxProblem(2, 33_002),
+        SoftmaxProblem(600, 24),
+        SoftmaxProblem(4, 1),
+        SoftmaxProblem(2, 67, inner=40),
+        SoftmaxProblem(1, 5, inner=9),
+        SoftmaxProblem(3, 258, log=True),
+        SoftmaxProblem(2, 33_002, log=True),
+        SoftmaxProblem(2, 67, inner=40, log=True),
+        SoftmaxProblem(3, 33, activation="2 * x"),
+        SoftmaxProblem(2, 33_002, relu=True),
+        SoftmaxProblem(600, 24, log=True, activation="silu(x)"),
+        SoftmaxProblem(2, 67, inner=40, activation="tanh(x)"),
+    )
+    """Small problems: rows of one warp, of several, and too wide for registers; widths that no vector divides; strided
+    rows; logarithms; activations."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: SoftmaxProblem) -> tuple[str, ...]:
-        return ("columns", "part_of_warp", "block_per_row")
+    order = ("columns", "part_of_warp", "block_per_row")
 
 
 SOFTMAX = Softmax()

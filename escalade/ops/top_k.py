@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,13 +15,12 @@ from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, w
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import rows
-from escalade.ops.shared.row_rungs import PerRow, launch_rows
-from escalade.ops.shared.rows import LAYOUTS, check_fields
+from escalade.ops.shared.rows import LAYOUTS, PerRow, check_fields, launch_rows
 from escalade.ops.softmax import softmax_rounding
 
 # --- the problem
@@ -146,23 +144,6 @@ BLOCK_PER_ROW = BlockPerRow(
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(TopKProblem(batch, 1000, 5) for batch in (1, 32, 256, 10_000))
-
-SMALL_PROBLEMS = (
-    TopKProblem(5, 1000, 5),
-    TopKProblem(3, 33, 4),
-    TopKProblem(2, 2310, 32),
-    TopKProblem(600, 24, 1),
-    TopKProblem(3, 7, 7),
-    TopKProblem(1, 1, 1),
-)
-"""Small problems: one warp per row and several, k equal to the number of classes, widths that no vector divides, lists
-that are not filled."""
-
-
 # --- the reference
 
 
@@ -181,14 +162,14 @@ def empty_output(problem: TopKProblem, device: torch.device) -> torch.Tensor:
     return torch.empty((problem.batch, 2 * problem.k), dtype=torch.float32, device=device)
 
 
-def exact(problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: TopKProblem, inputs: Tensors) -> torch.Tensor:
     """A stable sort of the logits: NaN first, equal ones in the order of classes."""
     x = inputs["x"].double()
     classes = x.sort(dim=-1, descending=True, stable=True).indices[..., : problem.k]
     return torch.cat((torch.softmax(x, -1).gather(-1, classes), classes.double()), -1)
 
 
-def peer(problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def peer(problem: TopKProblem, inputs: Tensors) -> torch.Tensor:
     """torch.topk of an fp32 softmax. It breaks ties arbitrarily, but the best inputs have none."""
     probabilities, classes = torch.softmax(inputs["x"], -1, dtype=torch.float32).topk(problem.k, -1)
     return torch.cat((probabilities, classes.float()), -1)
@@ -202,8 +183,17 @@ class TopK(Operation[TopKProblem]):
     problem = TopKProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("top_k", (NAIVE, WARP_PER_ROW, BLOCK_PER_ROW))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(TopKProblem(batch, 1000, 5) for batch in (1, 32, 256, 10_000))
+    small_problems = (
+        TopKProblem(5, 1000, 5),
+        TopKProblem(3, 33, 4),
+        TopKProblem(2, 2310, 32),
+        TopKProblem(600, 24, 1),
+        TopKProblem(3, 7, 7),
+        TopKProblem(1, 1, 1),
+    )
+    """Small problems: one warp per row and several, k equal to the number of classes, widths that no vector divides,
+    lists that are not filled."""
     dtypes = DTYPES
     layouts = LAYOUTS
 

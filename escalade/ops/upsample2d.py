@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,20 +18,19 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in_fp32
+from escalade.ops.base.pitch import unsupported_pitch
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
-    Images,
+    ResizedImages,
     check_images,
     check_problem,
     empty_images_like,
     layout_of,
-    require_32_bits,
 )
 from escalade.ops.shared.pooling import empty_output, random_inputs
 from escalade.ops.shared.strips import StripConfig, Strips
@@ -44,7 +43,7 @@ MODES = {"nearest": 1, "nearest_exact": 1, "bilinear": 2, "bicubic": 4}
 
 
 @dataclass(frozen=True)
-class Upsample2dProblem(Images, Named):
+class Upsample2dProblem(ResizedImages, Named):
     """y[oh, ow] = x at row (oh + 0.5) * step - 0.5 and a column likewise, the nearest pixel or interpolated.
 
     The step is the image's size divided by the result's, or 1 / factor if given, as PyTorch does for a scale factor.
@@ -82,10 +81,6 @@ class Upsample2dProblem(Images, Named):
     @property
     def output_width(self) -> int:
         return self.output[1]
-
-    @property
-    def output_elements(self) -> int:
-        return self.batch * self.channels * self.output_height * self.output_width
 
     @property
     def taps(self) -> int:
@@ -143,9 +138,7 @@ def _check(p: Upsample2dProblem) -> None:
         )
     if max(p.height, p.width, *p.output) >= 2**24:
         raise UnsupportedError(f"{p.name}: upsample2d supports sizes of less than 2^24")
-    check_pitches(p, x=p.channels, y=p.channels)
-    pitch = max(p.channels, p.x_pitch, p.y_pitch)
-    require_32_bits("upsample2d", pitch * max(p.pixels, p.output_height * p.output_width))
+    p.check_pitches("upsample2d")
 
 
 # --- rungs
@@ -218,8 +211,7 @@ class Runs(Rung[Upsample2dProblem, StripConfig]):
         columns = widest if problem.taps == 1 else min(4, widest)
         every = tuple(StripConfig(rows, columns, _STRIP_THREADS) for rows in (16, 8, 4, 2))
         busy = BUSY_THREADS * self.card.multiprocessors
-        default = next((run for run in every if run.threads_for(problem) >= busy), every[-1])
-        return tuple(sorted(every, key=lambda run: run != default))
+        return first_that(lambda run: run.threads_for(problem) >= busy, every)
 
     def recipe(self, problem: Upsample2dProblem, config: StripConfig) -> Recipe:
         strips = Strips.of(problem, config)
@@ -295,8 +287,7 @@ class Vectorized(Rung[Upsample2dProblem, ColumnsConfig]):
         """Default to the longest run that keeps the card busy."""
         every = tuple(ColumnsConfig(columns) for columns in (4, 2, 1))
         busy = BUSY_THREADS * self.card.multiprocessors
-        default = next((run for run in every if run.threads_for(problem) >= busy), every[-1])
-        return tuple(sorted(every, key=lambda run: run != default))
+        return first_that(lambda run: run.threads_for(problem) >= busy, every)
 
     def recipe(self, problem: Upsample2dProblem, config: ColumnsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.channels)
@@ -312,28 +303,6 @@ VECTORISED = Vectorized(
     # 26 million threads of 120 instructions (107 us) against 18 us: 20% above the DRAM bound.
     predicted_gain=5.0,
 )
-
-
-# --- problems
-
-
-PROBLEMS = tuple(Upsample2dProblem(32, 64, 56, 56, (112, 112), mode) for mode in MODES)
-"""Problems of `escalade ladder`: a decoder's, in every mode."""
-
-SMALL_PROBLEMS = (
-    *(Upsample2dProblem(2, 16, 5, 7, (10, 14), mode) for mode in MODES),
-    Upsample2dProblem(1, 3, 5, 6, (10, 12), "bilinear"),
-    Upsample2dProblem(1, 12, 7, 5, (3, 11), "bilinear", corners=True),
-    Upsample2dProblem(1, 3, 4, 6, (9, 1), "bicubic", corners=True),
-    Upsample2dProblem(1, 8, 5, 5, (6, 13), "bilinear", factors=(1.3, 2.7)),
-    Upsample2dProblem(1, 5, 7, 6, (16, 16), "nearest", factors=(2.3, 2.7)),
-    Upsample2dProblem(2, 5, 9, 10, (4, 7), "nearest_exact"),
-    Upsample2dProblem(2, 8, 1, 1, (3, 5), "bicubic"),
-    Upsample2dProblem(1, 1, 3, 330, (6, 660), "bicubic"),
-    Upsample2dProblem(1, 12, 3, 3, (6, 6), "bilinear", layout="nhwc", x_pitch=24, y_pitch=40),
-)
-"""Small problems: every mode, both rules for corners, explicit factors, results that are larger, smaller and one pixel,
-odd channels, rows of several CTAs, and pitches."""
 
 
 # --- the reference
@@ -354,20 +323,14 @@ _BACKWARD: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def exact(problem: Upsample2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def exact(problem: Upsample2dProblem, inputs: Tensors) -> torch.Tensor:
     """The nearest pixel follows fp32 coordinates, as in PyTorch for every dtype."""
-    x = inputs["x"]
-    return _of(problem, x.float() if problem.taps == 1 else x.double()).double()
+    x = inputs["x"].float() if problem.taps == 1 else inputs["x"].double()
+    return compute(problem, {"x": x}).double()
 
 
-def peer(problem: Upsample2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
-    x = inputs["x"]
-    return _of(problem, x if x.is_cuda else x.float()).to(x.dtype)
-
-
-def _of(p: Upsample2dProblem, x: torch.Tensor) -> torch.Tensor:
-    return resized(x, p.output, p.mode, p.corners, p.factors)
+def compute(p: Upsample2dProblem, inputs: Tensors) -> torch.Tensor:
+    return resized(inputs["x"], p.output, p.mode, p.corners, p.factors)
 
 
 def resized(
@@ -394,15 +357,27 @@ def _settings(mode: str, corners: bool, factors: tuple[float, float]) -> tuple[A
 class Upsample2d(Operation[Upsample2dProblem]):
     name = "upsample2d"
     problem = Upsample2dProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
     ladder = Ladder("upsample2d", (NAIVE, RUNS, DOUBLED, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(Upsample2dProblem(32, 64, 56, 56, (112, 112), mode) for mode in MODES)
+    """Problems of `escalade ladder`: a decoder's, in every mode."""
+    small_problems = (
+        *(Upsample2dProblem(2, 16, 5, 7, (10, 14), mode) for mode in MODES),
+        Upsample2dProblem(1, 3, 5, 6, (10, 12), "bilinear"),
+        Upsample2dProblem(1, 12, 7, 5, (3, 11), "bilinear", corners=True),
+        Upsample2dProblem(1, 3, 4, 6, (9, 1), "bicubic", corners=True),
+        Upsample2dProblem(1, 8, 5, 5, (6, 13), "bilinear", factors=(1.3, 2.7)),
+        Upsample2dProblem(1, 5, 7, 6, (16, 16), "nearest", factors=(2.3, 2.7)),
+        Upsample2dProblem(2, 5, 9, 10, (4, 7), "nearest_exact"),
+        Upsample2dProblem(2, 8, 1, 1, (3, 5), "bicubic"),
+        Upsample2dProblem(1, 1, 3, 330, (6, 660), "bicubic"),
+        Upsample2dProblem(1, 12, 3, 3, (6, 6), "bilinear", layout="nhwc", x_pitch=24, y_pitch=40),
+    )
+    """Small problems: every mode, both rules for corners, explicit factors, results that are larger, smaller and one
+    pixel, odd channels, rows of several CTAs, and pitches."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: Upsample2dProblem) -> tuple[str, ...]:
-        return ("vectorised", "doubled", "runs", "naive")
+    order = ("vectorised", "doubled", "runs", "naive")
 
 
 UPSAMPLE2D = Upsample2d()

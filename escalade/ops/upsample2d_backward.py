@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,19 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
-from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in_fp32
+from escalade.ops.base.problem import GradientProblem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import pixel_tiles, pooling
+from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
-from escalade.ops.shared.pixel_tiles import ONE_PIXEL
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.pooling import random_gradient
+from escalade.ops.shared.pooling_gradients import ONE_PIXEL, tiles_refusal
 from escalade.ops.upsample2d import OPERATOR as UPSAMPLE2D_OPERATOR
 from escalade.ops.upsample2d import Upsample2dProblem, resized
 from escalade.ops.upsample2d import gradient as of_input
@@ -269,7 +269,7 @@ class Vectorized(ThreadsRung[Upsample2dBackwardProblem]):
     threads = (128,)
 
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
-        return pixel_tiles.refusal(self.name, problem.forward)
+        return tiles_refusal(self.name, problem.forward)
 
     def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
@@ -295,40 +295,7 @@ VECTORISED = Vectorized(
 )
 
 
-# --- problems
-
-
-PROBLEMS = tuple(
-    Upsample2dBackwardProblem.parse(name)
-    for name in ("256_16to32_b256_nearest", "64_56to112_b32_bilinear", "64_56to112_b32_bicubic")
-)
-"""Problems of `escalade ladder`: an autoencoder's doubling, and a decoder's interpolations."""
-
-SMALL_PROBLEMS = tuple(
-    Upsample2dBackwardProblem.parse(name)
-    for name in (
-        "16_5x7to10x14_b2_nearest",
-        "8_5x3to10x12_b1_nearest_exact",
-        "16_5x7to10x14_b2_bilinear",
-        "12_7x5to3x11_b1_bilinear_corners",
-        "8_5to6x13_b1_bilinear_by1.3x2.7",
-        "3_4x6to9x1_b1_bicubic_corners",
-        "8_1to3x5_b2_bicubic",
-        "8_5x7to10x14_b1_bicubic",
-        "5_7x6to16_b1_nearest_by2.3x2.7",
-        "5_9x10to4x7_b2_nearest_exact",
-        "8_3to33_b1_nearest",
-        "8_3to30_b1_bilinear",
-    )
-)
-"""Small problems: every mode, both rules for corners, explicit factors, gradients that are larger, smaller, of one
-pixel and many times as large, and odd channels."""
-
-
 # --- the reference
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(
@@ -355,12 +322,10 @@ def weights(f: Upsample2dProblem, axis: int, device: torch.device) -> torch.Tens
     return result.view(size, outputs).T.double()
 
 
-def peer(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
-    f, gradient = problem.forward, inputs["gradient"]
-    wide = gradient if gradient.is_cuda else gradient.float()
+def compute(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    f = problem.forward
     size = torch.Size((f.batch, f.channels, f.height, f.width))
-    return of_input(wide, size, f.mode, f.corners, f.factors).to(gradient.dtype)
+    return of_input(inputs["gradient"], size, f.mode, f.corners, f.factors)
 
 
 # --- the operation
@@ -369,15 +334,35 @@ def peer(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
 class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
     name = "upsample2d_backward"
     problem = Upsample2dBackwardProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
     ladder = Ladder("upsample2d_backward", (PER_PIXEL, SHARED_TILE, ROWS, VECTORISED))
-    problems = PROBLEMS
-    small_problems = SMALL_PROBLEMS
+    problems = tuple(
+        Upsample2dBackwardProblem.parse(name)
+        for name in ("256_16to32_b256_nearest", "64_56to112_b32_bilinear", "64_56to112_b32_bicubic")
+    )
+    """Problems of `escalade ladder`: an autoencoder's doubling, and a decoder's interpolations."""
+    small_problems = tuple(
+        Upsample2dBackwardProblem.parse(name)
+        for name in (
+            "16_5x7to10x14_b2_nearest",
+            "8_5x3to10x12_b1_nearest_exact",
+            "16_5x7to10x14_b2_bilinear",
+            "12_7x5to3x11_b1_bilinear_corners",
+            "8_5to6x13_b1_bilinear_by1.3x2.7",
+            "3_4x6to9x1_b1_bicubic_corners",
+            "8_1to3x5_b2_bicubic",
+            "8_5x7to10x14_b1_bicubic",
+            "5_7x6to16_b1_nearest_by2.3x2.7",
+            "5_9x10to4x7_b2_nearest_exact",
+            "8_3to33_b1_nearest",
+            "8_3to30_b1_bilinear",
+        )
+    )
+    """Small problems: every mode, both rules for corners, explicit factors, gradients that are larger, smaller, of one
+    pixel and many times as large, and odd channels."""
     dtypes = DTYPES
     layouts = LAYOUTS
-
-    def preferred(self, problem: Upsample2dBackwardProblem) -> tuple[str, ...]:
-        return ("vectorised", "rows", "per_pixel")
+    order = ("vectorised", "rows", "per_pixel")
 
 
 UPSAMPLE2D_BACKWARD = Upsample2dBackward()

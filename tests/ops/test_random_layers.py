@@ -45,6 +45,8 @@ def draw(number: int) -> tuple[Operation[Any], Any, Rung[Any], Any, str]:
         if number % 2:
             return operation, chosen.problem, chosen.rung, chosen.config, "chosen"
         rungs = [rung for rung in operation.ladder.on(H200) if rung.refusal(problem) is None]
+        if not rungs:  # the choice is for another layout
+            continue
         rung = numbers.choice(rungs)
         return operation, problem, rung, numbers.choice(rung.configs(problem)), "any"
 

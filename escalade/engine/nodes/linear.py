@@ -42,8 +42,7 @@ from escalade.engine.nodes.signature import (
 from escalade.engine.nodes.views import Permute, Reshape
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.conv2d import CONV2D
-from escalade.ops.linear import LINEAR, LinearProblem
-from escalade.ops.linear.rungs.tensor_core import as_convolution
+from escalade.ops.linear import LINEAR, LinearProblem, as_convolution
 
 # Rows that fill a tile of wgmma, and products for which that is worth setting up tensor maps.
 MANY_ROWS, MANY_PRODUCTS = 128, 2**30

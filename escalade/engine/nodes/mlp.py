@@ -15,9 +15,8 @@ from escalade.ops.base.dtypes import NAMES
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
 from escalade.ops.mlp_backward import MLP_BACKWARD, MlpBackwardProblem
-from escalade.ops.mlp_backward.reference import compute as compute_gradients
-from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteProblem
-from escalade.ops.squeeze_excite.reference import gates
+from escalade.ops.mlp_backward import compute as compute_gradients
+from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteProblem, gates
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

@@ -27,7 +27,7 @@ from escalade.ops.base.dtypes import QUANTIZED
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
-from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
+from escalade.ops.squeeze_excite import one_launch_pays
 
 MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one block's shared memory
 MAX_HIDDEN = 2048  # features between two layers, in the same shared memory: 8 KiB per row in fp32

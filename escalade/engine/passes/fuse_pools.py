@@ -15,8 +15,7 @@ from escalade.engine.nodes.pools import INDICES, AdaptiveAvgPool2d, AvgPool2d, M
 from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of, with_producer
 from escalade.engine.nodes.views import Reshape
 from escalade.engine.passes.estimates import Estimates, assumed_forms
-from escalade.ops.linear import LinearProblem
-from escalade.ops.linear.rungs.pooled import one_launch_pays
+from escalade.ops.linear import LinearProblem, one_launch_pays
 
 
 def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:

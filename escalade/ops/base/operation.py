@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.pitch import pitch_of, with_pitch
 from escalade.ops.base.problem import P, Problem, traffic
@@ -52,7 +53,29 @@ def in_float64(
     return lambda problem, inputs: peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
-class Operation(ABC, Generic[P]):
+def summed_in_fp32(
+    compute: Callable[[P, Tensors], torch.Tensor],
+) -> Callable[[P, Tensors], torch.Tensor]:
+    """Return the peer of an operation that PyTorch sums in fp32 on a GPU; on a CPU it needs fp32 tensors to do so."""
+
+    def peer(problem: P, inputs: Tensors) -> torch.Tensor:
+        on_gpu = next(iter(inputs.values())).is_cuda
+        given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
+        return compute(problem, given).to(STORAGE[problem.dtype])
+
+    return peer
+
+
+def normal_deviates(generator: torch.Generator) -> Callable[..., torch.Tensor]:
+    """Return a function that draws normal deviates of the sizes that it is given."""
+    return partial(_normal, generator)
+
+
+def _normal(generator: torch.Generator, *sizes: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(sizes, generator=generator, device=generator.device).mul_(scale)
+
+
+class Operation(Generic[P]):
     """An operation: its ladder, its problems and its reference."""
 
     name: str
@@ -67,14 +90,16 @@ class Operation(ABC, Generic[P]):
     """Problems that sweep the point where one algorithm overtakes another."""
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    order: tuple[str, ...]
+    """Names of candidate rungs, expected fastest first, for problems without a measurement."""
     weights_are_constant: ClassVar[bool] = False
     """True if ladders time calls as in inference, without steps that depend only on the weights."""
     weights_change: ClassVar[bool] = False
     """True if every call has new weights, as in training, so that those steps are always timed."""
 
-    @abstractmethod
     def preferred(self, problem: P) -> tuple[str, ...]:
-        """Names of candidate rungs, expected fastest first, for problems without a measurement."""
+        """Return the candidate rungs of a problem, if they depend on it."""
+        return self.order
 
     def tuned_as(self, problem: P) -> P:
         """Return the problem whose measured choice also serves this one, if it has none of its own."""

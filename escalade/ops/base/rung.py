@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self
 
@@ -119,6 +120,12 @@ class Rung(ABC, Generic[P, C]):
         PyTorch may sum blockwise or pairwise, so the error of a sequential fp32 sum is allowed too.
         """
         return 2 * max(peer_error, problem.rounding)
+
+
+def first_that(fits: Callable[[C], bool], every: Sequence[C], otherwise: C | None = None) -> tuple[C, ...]:
+    """Return all configs, the first that fits in front; if none does, `otherwise`, or the last of them."""
+    default = next(filter(fits, every), otherwise or every[-1])
+    return (default, *(config for config in every if config != default))
 
 
 class ThreadsRung(Rung[P, ThreadsConfig]):

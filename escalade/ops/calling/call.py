@@ -1,6 +1,8 @@
 """One prepared call: everything that depends on shapes, strides, dtypes and settings is computed ahead.
 
-What remains per call: allocate outputs, set pointers, launch.
+What remains per call: allocate outputs, set pointers, launch. It is Python generated per kind of call, straight-line
+code without lookups or loops: a call costs the host more time than a small kernel costs the GPU, mostly in loops over
+lists that never change.
 """
 
 from __future__ import annotations
@@ -16,13 +18,47 @@ from escalade.device.strides import ALIGNMENT, aligned
 from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call_codegen import FunctionSource
 from escalade.ops.calling.executables import PreparedRung, prepare_rung
 
 _WORKSPACE_ALIGNMENT = 256  # bytes, as cudaMalloc
 Function = Callable[..., Any]
 Packer = Callable[[Any], Any]
 """Returns an argument in the layout a kernel expects: itself if it already is. May create a missing tensor."""
+
+
+class FunctionSource:
+    """The lines of a generated function, and the objects they refer to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._objects: dict[str, Any] = {}
+
+    def add(self, *lines: str) -> None:
+        self.lines += lines
+
+    def name(self, value: Any) -> str:
+        """Return the variable of an object in the generated code."""
+        for name, known in self._objects.items():
+            if known is value:
+                return name
+        name = f"object{len(self._objects)}"
+        self._objects[name] = value
+        return name
+
+    def function(self, name: str, parameters: Sequence[str]) -> Function:
+        """Compile the lines as the body of a function."""
+        body = [f"        {line}" for line in self.lines]
+        # Objects are closure variables, which load faster than globals.
+        lines = [
+            f"def make({', '.join(self._objects)}):",
+            f"    def {name}({', '.join(parameters)}):",
+            *body,
+            f"    return {name}",
+        ]
+        space: dict[str, Any] = {}
+        exec("\n".join(lines), space)
+        function: Function = space["make"](**self._objects)
+        return function
 
 
 @dataclass(frozen=True)
@@ -99,7 +135,6 @@ class PreparedCall:
 
     def _run_by_name(self, arguments: Sequence[Any]) -> Any:
         """Bind all buffers by name, so that a missing one raises. The twin always runs this way."""
-        """Goes by the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
         made = {
             name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
             for name, (size, stride, dtype) in self._samples.items()

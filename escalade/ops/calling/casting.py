@@ -12,7 +12,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.ops.calling.call_codegen import FunctionSource
+from escalade.ops.calling.call import FunctionSource
 
 
 @dataclass(frozen=True)

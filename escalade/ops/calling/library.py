@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -220,6 +220,20 @@ def require_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> No
         require_same_device(x, name, tensor)
         if tensor.dtype != x.dtype:
             raise UnsupportedError(f"x is {x.dtype} but {name} is {tensor.dtype}; convert them to one dtype")
+
+
+def require_sizes(
+    operation: str, x: torch.Tensor, wanted: Mapping[str, tuple[torch.Tensor | None, Sequence[int]]]
+) -> None:
+    """Require x's dtype and device and these sizes; None is an absent tensor."""
+    for name, (tensor, sizes) in wanted.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype or tensor.device != x.device or list(tensor.shape) != list(sizes):
+            raise UnsupportedError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {operation} needs {x.dtype} "
+                f"{list(sizes)} on {x.device}, like x"
+            )
 
 
 def require_same_device(x: torch.Tensor, name: str, tensor: torch.Tensor) -> None:

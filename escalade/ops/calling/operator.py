@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.ops.calling.call import CallPlan, PreparedCall
-from escalade.ops.calling.call_codegen import FunctionSource
+from escalade.ops.calling.call import CallPlan, FunctionSource, PreparedCall
 from escalade.ops.calling.casting import Casts
 from escalade.ops.calling.executables import keep, per_thread
 from escalade.ops.calling.recorded import Gradient, flatten, recording

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.ops.calling.call import PreparedCall
-from escalade.ops.calling.call_codegen import FunctionSource
+from escalade.ops.calling.call import FunctionSource, PreparedCall
 from escalade.ops.calling.casting import Casts, DifferentiableContext, cast_parameter, thread_casts
 
 Function = Callable[..., Any]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED
-from escalade.ops.base.gradient_problem import GradientProblem
+from escalade.ops.base.problem import GradientProblem
 from escalade.ops.batch_norm_backward import MASKS, BatchNormBackwardProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared.activation import vectors_of

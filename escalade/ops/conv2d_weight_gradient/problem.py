@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED
-from escalade.ops.base.gradient_problem import GradientProblem
+from escalade.ops.base.problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 

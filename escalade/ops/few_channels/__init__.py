@@ -1,7 +1,214 @@
-"""A convolution of few channels with ReLU and pooling: `few_channels` is the operator, `FewChannels` the operation."""
+"""Convolution of few channels with ReLU and pooling: the operation with its ladder, and the PyTorch operator."""
 
-from escalade.ops.few_channels.op import few_channels
-from escalade.ops.few_channels.operation import FEW_CHANNELS, FewChannels
-from escalade.ops.few_channels.problem import FewChannelsProblem
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import MULTIPLIED, NAMES, STORAGE
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.library import (
+    define_planned,
+    require_alike,
+    require_same_device,
+)
+from escalade.ops.few_channels import cuda_core, matrix, tensor_core
+from escalade.ops.few_channels.problem import (
+    MOST_CHANNELS,
+    MOST_FILTERS,
+    SOURCES,
+    FewChannelsProblem,
+    empty_output,
+    exact,
+    peer,
+    random_inputs,
+)
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, layout_of, packer
+from escalade.ops.shared.pooling import as_pair
+
+
+class FewChannels(Operation[FewChannelsProblem]):
+    name = "few_channels"
+    problem = FewChannelsProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("few_channels", (*matrix.RUNGS, cuda_core.DIRECT, cuda_core.ROWS, *tensor_core.RUNGS))
+    problems = tuple(
+        FewChannelsProblem.parse(name)
+        for name in (
+            "1to4_86_k7_b10000",
+            "4to16_40_k7_b10000",
+            "1to4_86_k7_b10000_relu_pool2",
+            "4to16_40_k7_b10000_relu_pool4c",
+        )
+    )
+    """Both convolutions of a LeNet at batch 10,000, without and with ReLU and pooling."""
+    small_problems = tuple(
+        FewChannelsProblem.parse(name)
+        for name in (
+            "1to4_18_k7_b3",
+            "4to16_13x15_k7_b2_relu_pool4c",
+            "1to4_17x22_k7_b2_relu_pool2",
+            "3to5_9x14_k5x3p2x1_b3_bias_relu",
+            "3to5_11x10_k5x3_b2_uint8_bias_pool3c",
+            "2to8_12_k3p1_b1_uint8_relu_pool2",
+            "8to32_7x9_k3p1_b2_bias_pool3",
+            "1to1_5x40_k1x9p0x4_b1",
+            "5to17_6_k2_b2_relu_pool2c",
+        )
+    )
+    """Tested on the twin: numbers of channels of every kind, odd sizes, padding, bias, uint8, incomplete windows."""
+    dtypes = MULTIPLIED
+    layouts = LAYOUTS
+    order = ("pooled", "images_a_tile", "split_halves", "rows", "direct", "matrix_unroll")
+
+
+FEW_CHANNELS = FewChannels()
+
+
+# --- the PyTorch operator
+
+
+_SCHEMA = (
+    "few_channels(Tensor x, Tensor weight, Tensor? bias=None, int[2] padding=0, bool relu=False, int pool=1, "
+    "bool ceil_mode=False, bool tf32=False, str? rung=None) -> Tensor"
+)
+_SOURCES = {STORAGE[name]: name for name in SOURCES}
+
+
+def few_channels(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    padding: int | Sequence[int] = 0,
+    relu: bool = False,
+    pool: int = 1,
+    ceil_mode: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), pool, ceil_mode=ceil_mode) for up to 8
+    channels.
+
+    bias, relu and pooling are optional. x has the weights' dtype, float32 or uint8 (used unscaled); the result has the
+    weights' dtype and x's layout. `tf32` allows TF32 products for fp32 weights; `rung` selects a rung of the ladder by
+    name.
+    """
+    return OPERATOR(x, weight, bias, as_pair(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
+    """Check everything but image and batch sizes, which may be symbolic during tracing."""
+    if x.dim() != 4 or weight.dim() != 4:
+        raise UnsupportedError(
+            f"x has {x.dim()} dimensions and weight {weight.dim()}; few_channels takes 4 each: x [N, C, H, W], "
+            "weight [K, C, R, S]"
+        )
+    if weight.dtype not in NAMES:
+        raise UnsupportedError(f"weight is {weight.dtype}; few_channels takes float32, float16 and bfloat16")
+    if x.dtype not in (weight.dtype, torch.float32, torch.uint8):
+        raise UnsupportedError(
+            f"x is {x.dtype}, weight {weight.dtype}; few_channels takes an x of the weights' dtype, float32 or uint8"
+        )
+    require_same_device(x, "weight", weight)
+    require_alike(weight, {"bias": bias})
+    if x.shape[1] != weight.shape[1]:
+        raise UnsupportedError(
+            f"x has {x.shape[1]} channels, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
+        )
+    filters, channels = weight.shape[:2]
+    if channels > MOST_CHANNELS or filters > MOST_FILTERS:
+        raise UnsupportedError(
+            f"{channels} channels and {filters} filters: few_channels takes up to {MOST_CHANNELS} and "
+            f"{MOST_FILTERS}; conv2d takes any number"
+        )
+    if bias is not None and bias.shape != (filters,):
+        raise UnsupportedError(
+            f"bias has shape {tuple(bias.shape)}; for {filters} filters it must be ({filters},)"
+        )
+    if tf32 and weight.dtype != torch.float32:
+        raise UnsupportedError(f"weight has dtype {weight.dtype}; tf32=True applies to float32 tensors only")
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    relu: bool,
+    pool: int,
+    ceil_mode: bool,
+    tf32: bool,
+    rung: str | None,
+) -> CallPlan:
+    _check(x, weight, bias, tf32)
+    batch, channels, height, width = x.shape
+    filters, _, filter_height, filter_width = weight.shape
+    problem = FewChannelsProblem(
+        batch, channels, height, width, filters, filter_height, filter_width, (padding[0], padding[-1]),
+        bias is not None, relu, pool, ceil_mode, "tf32" if tf32 else NAMES[weight.dtype], layout_of(x),
+        _SOURCES[x.dtype],
+    )  # fmt: skip
+    packers = {"x": packer(problem.layout), "weight": torch.Tensor.contiguous, "bias": packer("flat")}
+    return CallPlan(prepare(FEW_CHANNELS, problem, x.device, rung), outputs(FEW_CHANNELS, problem), packers)
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    padding: Sequence[int] = (0, 0),
+    relu: bool = False,
+    pool: int = 1,
+    ceil_mode: bool = False,
+    tf32: bool = False,
+    *_: object,
+) -> torch.Tensor:
+    _check(x, weight, bias, tf32)
+    if pool < 1:
+        raise UnsupportedError(f"pooling window of {pool}: it must be at least 1")
+    more = pool - 1 if ceil_mode else 0
+    size = [(x.shape[2 + d] + 2 * padding[d] - weight.shape[2 + d] + 1 + more) // pool for d in (0, 1)]
+    return torch.empty(
+        (x.shape[0], weight.shape[0], *size),
+        dtype=weight.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
+    )  # fmt: skip
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, bias, *ctx.settings = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Differentiate with PyTorch, which recomputes the convolution: storing its result would undo the fusion."""
+    x, weight, bias = ctx.saved_tensors
+    padding, relu, pool, ceil_mode = ctx.settings[:4]
+    wide = x.to(weight.dtype)
+    # Trailing arguments left at their defaults are omitted here too.
+    need_x, need_weight, need_bias = (*ctx.needs_input_grad, False)[:3]
+    y = torch.ops.aten.conv2d(wide, weight, bias, [1, 1], padding)
+    if relu:
+        y = torch.ops.aten.relu(y)
+    if pool > 1:
+        window = ([pool, pool], [pool, pool], [0, 0], [1, 1], ceil_mode)
+        _, indices = torch.ops.aten.max_pool2d_with_indices(y, *window)
+        gradient = torch.ops.aten.max_pool2d_with_indices_backward(gradient, y, *window, indices)
+    if relu:
+        gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+        gradient, wide, weight, None if bias is None else [bias.shape[0]], [1, 1], padding, [1, 1], False,
+        [0, 0], 1, [need_x, need_weight, bias is not None and need_bias],
+    )  # fmt: skip
+    grad_x = grad_x.to(x.dtype) if need_x else None
+    return grad_x, grad_weight, grad_bias, None, None, None, None, None, None
+
+
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
 
 __all__ = ["FEW_CHANNELS", "FewChannels", "FewChannelsProblem", "few_channels"]

@@ -1,7 +1,178 @@
-"""A small multilayer perceptron: `mlp` is the operator, `Mlp` the operation with its ladder."""
+"""Small multilayer perceptron: the operation with its ladder, and the PyTorch operator."""
 
-from escalade.ops.mlp.op import mlp
-from escalade.ops.mlp.operation import MLP, Mlp
-from escalade.ops.mlp.problem import Layer, MlpProblem
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES, NAMES
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_autocast, define_planned, require_alike, require_rung
+from escalade.ops.calling.types import as_list
+from escalade.ops.mlp import cuda_core, persistent, tensor_core
+from escalade.ops.mlp.problem import (
+    AUTOENCODER,
+    Layer,
+    MlpProblem,
+    empty_output,
+    exact,
+    parse_layers,
+    peer,
+    random_inputs,
+    spelled,
+)
+from escalade.ops.shared import rows
+from escalade.ops.shared.rows import LAYOUTS
+
+FEW_ROWS_OF_CLUSTERS = 1024
+"""Up to this many rows `clustered_rows` was faster in fp32: 8.0 us against 9.1, but 30 against 18 at 4,096."""
+FEW_ROWS = 4096
+"""Up to this many rows `shared_rows` was faster: 6 us against 8 at 4,096 rows, but 67 against 37 at 65,536."""
+
+
+class Mlp(Operation[MlpProblem]):
+    name = "mlp"
+    problem = MlpProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder(
+        "mlp",
+        (
+            cuda_core.LAYERS,
+            cuda_core.FUSED,
+            cuda_core.WARP_REDUCTIONS,
+            cuda_core.VECTORISED,
+            persistent.PERSISTENT,
+            tensor_core.TENSOR_CORE,
+            tensor_core.FOLDED,
+            tensor_core.SHARED_ROWS,
+            tensor_core.CLUSTERED_ROWS,
+        ),
+    )
+    problems = (
+        *(MlpProblem(batch, AUTOENCODER) for batch in (32, 64, 128, 256, 512, 4096, 65536, 1048576)),
+        *(MlpProblem(batch, AUTOENCODER, "error") for batch in (512, 1048576)),
+    )
+    small_problems = (
+        MlpProblem(3, AUTOENCODER),
+        MlpProblem(9, parse_layers("13-7br_7-5b")),
+        MlpProblem(5, parse_layers("3x10n-6bt_18n-11g_11-30b"), "error"),
+        MlpProblem(2, parse_layers("2x40n-40bg_80-16_16n-16bg_16-80_2x40-40b"), "error"),
+        MlpProblem(37, parse_layers("24-20bt_20-16_2x8n1e-3-4r")),
+        MlpProblem(2, parse_layers("242n-240bg_240-6")),
+        MlpProblem(1, parse_layers("1-1b")),
+    )
+    """Tested on the twin: every activation, norms, both outputs, groups that split and join, odd sizes, one row and
+    many, and weights that do not fit into shared memory."""
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    weights_are_constant = True  # a whole network: parameters are packed once
+
+    def preferred(self, problem: MlpProblem) -> tuple[str, ...]:
+        """Small batches split rows among warps to fill the card; in fp32 that needs the tensor cores of a cluster."""
+        clustered = (
+            ("clustered_rows",) if problem.batch <= FEW_ROWS_OF_CLUSTERS and problem.dtype == "fp32" else ()
+        )
+        shared = ("shared_rows",) if problem.batch <= FEW_ROWS else ()
+        return (*clustered, *shared, "folded", "tensor_core", "persistent", "vectorised", "layers")
+
+    def roundings(self, problem: MlpProblem) -> int:
+        return 2 * len(problem.layers)
+
+
+MLP = Mlp()
+
+
+# --- the PyTorch operator
+
+
+_SCHEMA = "mlp(Tensor x, Tensor[] parameters, str layers, bool error=False, str? rung=None) -> Tensor"
+
+
+def mlp(
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: Sequence[Layer] | str,
+    *,
+    error: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """Apply a chain of `layers` to the last dimension of x, in one launch.
+
+    `layers` is a sequence of `Layer`, or a string such as `5x64n-64bg_320-32`; `parameters` are their tensors, layer by
+    layer: norm weight and bias if it has a norm, weight, and bias if it has one. With `error`, the result is the mean
+    squared difference between each row and its reconstruction, in fp32. `rung` selects a rung of the ladder by name.
+    """
+    return OPERATOR(x, as_list(parameters), spelled(layers), error, rung)
+
+
+def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
+    return MlpProblem(batch, parse_layers(layers), "error" if error else "y", NAMES[x.dtype])
+
+
+def _check(x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool) -> MlpProblem:
+    """Check everything but the number of rows, which may be symbolic during tracing; return the problem of one row."""
+    rows.check_matrix("mlp", x)
+    problem = _problem(x, layers, error, 1)
+    if x.shape[-1] != problem.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
+    sizes = problem.sizes
+    if len(parameters) != len(sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} takes {len(sizes)}: {', '.join(sizes)}"
+        )
+    named = dict(zip(sizes, parameters, strict=True))
+    require_alike(x, dict(named))
+    for name, tensor in named.items():
+        if tuple(tensor.shape) != sizes[name]:
+            raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
+    return problem
+
+
+def _fake(
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    error: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    row = _check(x, parameters, layers, error)
+    last = () if error else (row.outputs,)
+    return torch.empty((*x.shape[:-1], *last), dtype=torch.float32 if error else x.dtype, device=x.device)
+
+
+def _plan(
+    x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool, rung: str | None
+) -> CallPlan:
+    y = _fake(x, parameters, layers, error)
+    batch = rows.rows_of(x)
+    if batch == 0:
+        require_rung(MLP, rung)
+        return CallPlan(None, {"y": y})
+    problem = _problem(x, layers, error, batch)
+    names = tuple(problem.sizes)
+    return replace(rows.plan(MLP, problem, rung, ("x", *names), y), names=names)
+
+
+def _cast(
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    error: bool = False,
+    rung: str | None = None,
+) -> tuple[Any, ...]:
+    """Cast the tensors as autocast casts those of a linear layer. Norms, sums and the error are fp32 in any dtype."""
+    first, *others = [one if one.dtype not in NAMES else one.to(dtype) for one in (x, *parameters)]
+    return first, others, layers, error, rung
+
+
+OPERATOR = define_planned(_SCHEMA, _plan, _fake)
+define_autocast("mlp", _cast)
 
 __all__ = ["MLP", "Layer", "Mlp", "MlpProblem", "mlp"]

@@ -13,6 +13,7 @@ from escalade.device.strides import MEMORY_FORMAT, aligned, layout_of, packed
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
+from escalade.ops.base.pitch import check_pitches, pitch_of
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.call import Packer
 
@@ -42,7 +43,30 @@ class Images:
 
 
 @dataclass(frozen=True)
-class FilteredImages(Images, ABC):
+class ResizedImages(Images, ABC):
+    """First fields of a problem from images to images of another size, either of which may have a pitch."""
+
+    @property
+    @abstractmethod
+    def output_height(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int: ...
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.channels * self.output_height * self.output_width
+
+    def check_pitches(self, operation: str) -> None:
+        """Check the pitches of x and y, and that no image exceeds what kernels can index."""
+        check_pitches(self, x=self.channels, y=self.channels)
+        pitch = max(self.channels, pitch_of(self, "x"), pitch_of(self, "y"))
+        require_32_bits(operation, pitch * max(self.pixels, self.output_height * self.output_width))
+
+
+@dataclass(frozen=True)
+class FilteredImages(ResizedImages, ABC):
     """First fields of a problem that convolves images, and derived sizes."""
 
     filters: int
@@ -57,14 +81,6 @@ class FilteredImages(Images, ABC):
     @property
     @abstractmethod
     def conv_width(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def output_height(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def output_width(self) -> int: ...
 
     @property
     @abstractmethod

@@ -23,7 +23,7 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.calling.call import CallPlan, Packer, prepare
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import require_rung
@@ -122,13 +122,11 @@ class Vectorized(Rung[Pointwise, PacksConfig]):
         """Prefer the most packs per thread that fit the registers and leave enough CTAs to fill the card."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         most = max(1, _IN_FLIGHT // max(1, _accesses(problem).count("DENSE")))
-        fits = (
-            config
-            for config in every
-            if config.packs <= most and _vector_blocks(problem, config) >= self.card.busy_blocks
-        )
-        default = next(fits, PacksConfig(packs=1))
-        return (default, *(config for config in every if config != default))
+
+        def fits(config: PacksConfig) -> bool:
+            return config.packs <= most and _vector_blocks(problem, config) >= self.card.busy_blocks
+
+        return first_that(fits, every, PacksConfig(packs=1))
 
     def recipe(self, problem: Pointwise, config: PacksConfig) -> Recipe:
         vector, accesses = full_vector(problem.dtype), _accesses(problem)

@@ -13,14 +13,12 @@ from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import Named, spell_pair
-from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.shared.images import (
-    Images,
+    ResizedImages,
     check_images,
     check_problem,
     empty_images_like,
-    require_32_bits,
 )
 
 WINDOWS = "{channels}_{height,width}_k{kernel}s{stride}[p{padding}]"
@@ -28,7 +26,7 @@ WINDOWS = "{channels}_{height,width}_k{kernel}s{stride}[p{padding}]"
 
 
 @dataclass(frozen=True)
-class WindowedImages(Images, Named, ABC):
+class WindowedImages(ResizedImages, Named, ABC):
     """First fields of a problem over windows of `kernel` pixels at (oh, ow) * stride - padding.
 
     As in PyTorch, `ceil_mode` adds a last partial window if it starts inside the image or its left or top padding.
@@ -65,10 +63,6 @@ class WindowedImages(Images, Named, ABC):
     @property
     def output_width(self) -> int:
         return output_size(self.width, self.spans[1], self.stride[1], self.padding[1], self.ceil_mode)
-
-    @property
-    def output_elements(self) -> int:
-        return self.batch * self.channels * self.output_height * self.output_width
 
     @property
     def flops(self) -> int:
@@ -138,6 +132,4 @@ def check_windows(operation: str, p: WindowedImages) -> None:
             f"the kernel has {p.spans[0]}x{p.spans[1]} pixels, but the padded image only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
-    check_pitches(p, x=p.channels, y=p.channels)
-    pitch = max(p.channels, p.x_pitch, p.y_pitch)
-    require_32_bits(operation, pitch * max(p.pixels, p.output_height * p.output_width))
+    p.check_pitches(operation)

@@ -15,9 +15,8 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, few_channels
 from escalade.ops.base.rung import Config
 from escalade.ops.few_channels import FewChannels, FewChannelsProblem
-from escalade.ops.few_channels.rungs.direct import DirectConfig
-from escalade.ops.few_channels.rungs.matrix import ChunksConfig
-from escalade.ops.few_channels.rungs.rows import RowsConfig
+from escalade.ops.few_channels.cuda_core import DirectConfig, RowsConfig
+from escalade.ops.few_channels.matrix import ChunksConfig
 from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 

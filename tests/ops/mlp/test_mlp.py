@@ -15,9 +15,8 @@ from escalade.ops import OPERATIONS, mlp
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import Layer, Mlp, MlpProblem
-from escalade.ops.mlp.problem import parse_layers, spell_layers
-from escalade.ops.mlp.problems import AUTOENCODER
-from escalade.ops.mlp.rungs.persistent import Persistent, PersistentConfig, Shape, plan
+from escalade.ops.mlp.persistent import Persistent, PersistentConfig, Shape, plan
+from escalade.ops.mlp.problem import AUTOENCODER, parse_layers, spell_layers
 
 CPU = torch.device("cpu")
 LAYERS = (Layer(8, 6, 2, norm=True, activation="gelu"), Layer(12, 16, bias=False))

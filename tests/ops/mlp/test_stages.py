@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from escalade.ops.mlp.problem import parse_layers
-from escalade.ops.mlp.rungs.stages import Stages, foldable, folded, stages_of
+from escalade.ops.mlp.tensor_core import Stages, foldable, folded, stages_of
 
 AUTOENCODER = "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b"
 

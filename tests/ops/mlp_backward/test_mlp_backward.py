@@ -15,7 +15,7 @@ from escalade.models import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp, mlp_backward
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
-from escalade.ops.mlp import reference
+from escalade.ops.mlp import problem as reference
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
 from escalade.ops.mlp_backward import MlpBackwardProblem
 from tests.support import TINY, check

@@ -13,9 +13,13 @@ from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
-from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, SqueezeExciteProblem
-from escalade.ops.squeeze_excite.rungs.one_launch import one_launch_pays
-from escalade.ops.squeeze_excite.rungs.sliced import SLICED, SlicedConfig
+from escalade.ops.squeeze_excite import (
+    SLICED,
+    SQUEEZE_EXCITE,
+    SlicedConfig,
+    SqueezeExciteProblem,
+    one_launch_pays,
+)
 from tests.support import check, label
 
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

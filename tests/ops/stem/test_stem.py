@@ -17,9 +17,7 @@ from escalade.ops.base.card import TWIN
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.rung import Config
 from escalade.ops.stem import Stem, StemProblem
-from escalade.ops.stem.rungs.sm90_streamed import StreamedConfig
-from escalade.ops.stem.rungs.sm90_warpgroup import WarpgroupConfig
-from escalade.ops.stem.rungs.tensor_core import WarpConfig
+from escalade.ops.stem.rungs import StreamedConfig, WarpConfig, WarpgroupConfig
 from tests import formulas
 from tests.support import TINY, check
 

@@ -10,7 +10,7 @@ from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.stem import Stem, StemProblem
-from escalade.ops.stem.rungs.sm90_streamed import Streamed, StreamedConfig
+from escalade.ops.stem.rungs import Streamed, StreamedConfig
 
 RATE = 370e6
 """FLOPs per microsecond: 163 us for 3to64_224_k7s2 at batch 256 on an H200."""

@@ -11,10 +11,10 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.few_channels import reference
-from escalade.ops.few_channels.operation import FewChannels
+from escalade.ops.few_channels import FewChannels
+from escalade.ops.few_channels import problem as reference
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.few_channels.rungs.tensor_core import Product, TensorCore, TileConfig
+from escalade.ops.few_channels.tensor_core import Product, TensorCore, TileConfig
 from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 

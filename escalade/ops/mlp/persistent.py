@@ -8,15 +8,15 @@ from functools import lru_cache
 from itertools import product
 
 from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
+from escalade.device.recipe import Buffer, Recipe, WeightsReady
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config
+from escalade.ops.mlp import cuda_core
+from escalade.ops.mlp.cuda_core import ChainRung, gelu_constants, gelu_forms
 from escalade.ops.mlp.problem import Layer, MlpProblem
-from escalade.ops.mlp.rungs import chain
-from escalade.ops.mlp.rungs.chain import ChainRung
-from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
 
 MOST_BATCH = 2**30
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -267,13 +267,13 @@ class Persistent(ChainRung[PersistentConfig]):
         planned = plan(p.layers, Shape(config.teams, config.threads, config.items), self.card.shared_bytes)
         assert planned is not None
         layers = [
-            chain.spell(p, number, widest_vector(p.dtype, layer.features))
+            cuda_core.spell(p, number, widest_vector(p.dtype, layer.features))
             for number, layer in enumerate(p.layers)
         ]
         lists: dict[str, Constant] = {
-            **chain.constants(p, layers),
+            **cuda_core.constants(p, layers),
             **gelu_constants(config.gelu),
-            "PLACE_LIST": chain.initializers(layout.fields() for layout in planned.layouts),
+            "PLACE_LIST": cuda_core.initializers(layout.fields() for layout in planned.layouts),
         }
         program = Program.of(
             "mlp/persistent.cu",
@@ -284,22 +284,15 @@ class Persistent(ChainRung[PersistentConfig]):
             vector_in=widest_vector(p.dtype, p.layers[0].features),
             vector_out=widest_vector(p.dtype, p.outputs),
         )
-        parameters = chain.parameters(p)
-        call = KernelCall(
+        parameters = cuda_core.parameters(p)
+        return launch(
             program,
-            (min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
-            (config.teams * config.threads, 1, 1),
-            (
-                Buffer("x"),
-                Buffer("y"),
-                p.batch,
-                WeightsReady(tuple(parameter.name for parameter in parameters)),
-                *parameters,
-            ),
+            min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)),
+            config.teams * config.threads,
+            Buffer("x"), Buffer("y"), p.batch, WeightsReady(tuple(parameter.name for parameter in parameters)),
+            *parameters,
             shared_bytes=planned.shared_bytes,
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

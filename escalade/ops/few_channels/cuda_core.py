@@ -1,20 +1,179 @@
-"""Convolution on CUDA cores: runs of pixels in registers, loaded from rows in shared memory."""
+"""Rungs of few_channels on CUDA cores, with runs of pixels in registers, and launches that all rungs share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
+from escalade.device.recipe import (
+    Argument,
+    Buffer,
+    ConstantCopy,
+    Int64,
+    Ints,
+    KernelCall,
+    Recipe,
+    WeightsReady,
+    Workspace,
+)
 from escalade.ops.base.card import MIN_SHARED, Card
-from escalade.ops.base.dtypes import full_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.few_channels.rungs import arguments
 from escalade.ops.shared import activation
+
+# --- arguments and launches that rungs share
+
+
+MOST_FILTER_WIDTH = 16
+"""Widest filter: a thread keeps that much of a row besides its run in registers."""
+_THREADS = 256
+
+
+def shape(problem: FewChannelsProblem) -> Ints:
+    return Ints.of("few_channels/shape.cuh", "FewChannelsShape", problem=problem)
+
+
+def tensors(y: Buffer) -> tuple[Argument, ...]:
+    """Leading arguments of every convolution kernel."""
+    return (Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), y)
+
+
+def needs_finish(problem: FewChannelsProblem) -> bool:
+    """Return True if a separate launch must apply activation or pooling, where the convolution's kernel does
+    neither."""
+    return problem.relu or bool(problem.activation) or problem.pool > 1
+
+
+def unfinished(problem: FewChannelsProblem, name: str = "unfinished") -> Workspace:
+    """Return the workspace of the convolution's result before activation and pooling."""
+    return Workspace(name, max(1, problem.conv_elements * ELEMENT_BYTES[problem.storage]))
+
+
+def finish(
+    problem: FewChannelsProblem, source: str = "unfinished", offset: int = 0, lane: int = 0
+) -> KernelCall:
+    """Return the launch of activation and pooling, from the workspace to y at byte `offset`."""
+    p = problem
+    vector = widest_vector(p.storage, p.filters) if p.layout == "nhwc" else 1
+    return kernel_call(
+        Program.of("few_channels/pool.cu", constants=activation.constants_of(p), problem=p, vector=vector),
+        blocks(p.output_elements, vector * _THREADS),
+        _THREADS,
+        Buffer(source), Buffer("y", offset), p.conv_height, p.conv_width, p.filters, p.output_height,
+        p.output_width, Int64(p.output_elements),
+        lane=lane,
+    )  # fmt: skip
+
+
+def then_finish(
+    problem: FewChannelsProblem, steps: tuple[KernelCall, ...], workspaces: tuple[Workspace, ...] = ()
+) -> Recipe:
+    """Append activation and pooling as a separate launch, if there are any."""
+    if not needs_finish(problem):
+        return Recipe(steps, workspaces)
+    return Recipe((*steps, finish(problem)), (*workspaces, unfinished(problem)))
+
+
+def pools_before(name: str, problem: FewChannelsProblem) -> str | None:
+    """Return why a rung that pools before the activation does not support one that is not monotonic."""
+    if problem.activation and problem.pool > 1:
+        return f"{name} pools before the activation, which must be ReLU then; `direct` pools after any activation"
+    return None
+
+
+def too_wide(name: str, problem: FewChannelsProblem) -> str | None:
+    if problem.filter_width > MOST_FILTER_WIDTH:
+        return (
+            f"{name} takes filters up to {MOST_FILTER_WIDTH} wide, not {problem.filter_width}; `matrix_unroll` "
+            "takes any"
+        )
+    return None
+
+
+# --- rung direct: rows loaded from global memory
+
+
+_CONSTANT_BYTES = 64 * 1024
+_STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class DirectConfig(Config):
+    run: int
+    """Adjacent pixels per thread."""
+    filters: int
+    """Filters per thread."""
+    weights: str = "shared"
+    """Memory of the weights: `shared` or `constant`."""
+    threads: int = 128
+
+
+class Direct(Rung[FewChannelsProblem, DirectConfig]):
+    def supports(self, problem: FewChannelsProblem) -> str | None:
+        if not self.configs(problem):
+            return f"{self.name} keeps a filter in {_STATIC_SHARED_BYTES} bytes, too few here; use `matrix_unroll`"
+        return too_wide(self.name, problem)
+
+    def configs(self, problem: FewChannelsProblem) -> tuple[DirectConfig, ...]:
+        p = problem
+        each = 4 * p.channels * p.taps
+        shared = [
+            DirectConfig(run, filters)
+            for run, filters in ((8, 4), (16, 4), (8, 8), (4, 8), (16, 2), (16, 1))
+            if filters < 2 * p.filters and filters * each <= _STATIC_SHARED_BYTES
+        ]
+        constant = [replace(config, weights="constant") for config in shared[:2]]
+        fits = p.weight_elements * ELEMENT_BYTES[p.storage] <= _CONSTANT_BYTES
+        return (*shared, *constant) if fits else tuple(shared)
+
+    def recipe(self, problem: FewChannelsProblem, config: DirectConfig) -> Recipe:
+        p = problem
+        constant = config.weights == "constant"
+        finished = p if p.pool == 1 else replace(p, relu=False, activation="")
+        program = Program.of(
+            "few_channels/direct.cu",
+            constants=activation.constants_of(finished),
+            problem=finished,
+            config=config,
+            constant_weights=p.weight_elements if constant else 0,
+        )
+        runs = p.batch * p.conv_height * ceil_div(p.conv_width, config.run)
+        call = kernel_call(
+            program,
+            (blocks(runs, config.threads), ceil_div(p.filters, config.filters)),
+            config.threads,
+            *tensors(Buffer("y" if p.pool == 1 else "unfinished")), shape(p),
+        )  # fmt: skip
+        copies = (
+            (
+                ConstantCopy(
+                    program, "constant_weights", Buffer("weight"),
+                    p.weight_elements * ELEMENT_BYTES[p.storage],
+                ),
+            )
+            if constant
+            else ()
+        )  # fmt: skip
+        if p.pool == 1:
+            return Recipe((*copies, call))
+        return Recipe((*copies, call, finish(p)), (unfinished(p),))
+
+
+DIRECT = Direct(
+    "direct",
+    "one run of pixels and a few filters per thread, with a sliding row of x in registers",
+    None,
+    None,
+)
+
+
+# --- rung rows: rows in shared memory, and results pooled in registers
+
 
 _WARP = 32
 
@@ -227,7 +386,7 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
         p = problem
         if p.pool > MOST_POOL:
             return f"{self.name} pools windows up to {MOST_POOL}, not {p.pool}; `direct` pools any"
-        refusal = arguments.pools_before(self.name, p) or arguments.too_wide(self.name, p)
+        refusal = pools_before(self.name, p) or too_wide(self.name, p)
         if refusal:
             return refusal
         if not any(_Tiling(p, config, self.card).shared_bytes <= MIN_SHARED for config in _shapes(p)):
@@ -239,37 +398,24 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
 
     def recipe(self, problem: FewChannelsProblem, config: RowsConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
-        call = KernelCall(
+        return launch(
             Program.of(
-                "few_channels/rows.cu",
-                constants=activation.constants_of(p),
-                problem=p,
-                config=config,
+                "few_channels/rows.cu", constants=activation.constants_of(p), problem=p, config=config,
                 tiling=tiling,
             ),
-            (tiling.blocks, 1, 1),
-            (config.threads, 1, 1),
-            (
-                *arguments.tensors(Buffer("y")),
-                arguments.shape(p),
-                tiling.row_tiles,
-                tiling.column_tiles,
-                WeightsReady(),
-            ),
+            tiling.blocks,
+            config.threads,
+            *tensors(Buffer("y")), shape(p), tiling.row_tiles, tiling.column_tiles, WeightsReady(),
             shared_bytes=tiling.shared_bytes,
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
 # Predictions are for 4to16_40_k7_b10000 in fp32: 36 G multiply-adds, 1.15 G of a warp's.
-RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
-    Rows(
-        "rows",
-        "rows of x are loaded into shared memory once, and results pooled in registers",
-        below="direct",
-        # `direct`: 14 reads of x with a dozen instructions each for 224 multiply-adds, 400 instructions in all; here 13
-        # reads for 476 multiply-adds, 500 in all.
-        predicted_gain=1.7,
-    ),
+ROWS = Rows(
+    "rows",
+    "rows of x are loaded into shared memory once, and results pooled in registers",
+    below="direct",
+    # `direct`: 14 reads of x with a dozen instructions each for 224 multiply-adds, 400 instructions in all; here 13
+    # reads for 476 multiply-adds, 500 in all.
+    predicted_gain=1.7,
 )

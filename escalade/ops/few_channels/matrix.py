@@ -9,9 +9,10 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.few_channels import cuda_core
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.few_channels.rungs import arguments
 
 _THREADS = 256
 _TILE = 16
@@ -71,14 +72,14 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
         x = first * p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
         y = first * p.filters * p.output_height * p.output_width * ELEMENT_BYTES[p.storage]
         columns, product, unfinished = (Buffer(f"{name}{lane}") for name in _NAMES)
-        apart = arguments.needs_finish(problem)
+        apart = cuda_core.needs_finish(problem)
         threads = (_THREADS, 1, 1)
         steps = [
             KernelCall(
                 Program.of("few_channels/matrix_unroll.cu", problem=p),
                 (blocks(_pixels(p) * p.channels, _THREADS), 1, 1),
                 threads,
-                (Buffer("x", x), columns, arguments.shape(p)),
+                (Buffer("x", x), columns, cuda_core.shape(p)),
                 overlap=True,
                 lane=lane,
             ),
@@ -89,13 +90,13 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
                 threads,
                 (
                     product, Buffer("bias", optional=True), unfinished if apart else Buffer("y", y),
-                    arguments.shape(p),
+                    cuda_core.shape(p),
                 ),
                 overlap=True,
                 lane=lane,
             ),
         ]  # fmt: skip
-        return [*steps, arguments.finish(p, unfinished.name, y, lane)] if apart else steps
+        return [*steps, cuda_core.finish(p, unfinished.name, y, lane)] if apart else steps
 
     def _product(
         self, problem: FewChannelsProblem, columns: Buffer, product: Buffer, lane: int
@@ -105,14 +106,13 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
             source, width, threads = "matrix_product_mma", _MMA_PIXELS, _MMA_THREADS
         else:
             source, width, threads = "matrix_product", _TILE, _TILE * _TILE
-        return KernelCall(
+        return kernel_call(
             Program.of(f"few_channels/{source}.cu", problem=p, product=_TF32, unroll=1),
-            (blocks(_pixels(p), width), blocks(p.filters, _TILE), 1),
-            (threads, 1, 1),
-            (Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps),
-            overlap=True,
+            (blocks(_pixels(p), width), blocks(p.filters, _TILE)),
+            threads,
+            Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps,
             lane=lane,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,14 @@ class Fused(Rung[FewChannelsProblem]):
             product=element(p.storage) if self.half else _TF32,
             unroll=_UNROLL if self.unrolled else 1,
         )
-        target = Buffer("unfinished" if arguments.needs_finish(p) else "y")
-        call = KernelCall(
+        target = Buffer("unfinished" if cuda_core.needs_finish(p) else "y")
+        call = kernel_call(
             program,
-            (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE), 1),
-            (_MMA_THREADS, 1, 1),
-            (*arguments.tensors(target), arguments.shape(p)),
-            overlap=True,
-        )
-        return arguments.then_finish(p, (call,))
+            (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE)),
+            _MMA_THREADS,
+            *cuda_core.tensors(target), cuda_core.shape(p),
+        )  # fmt: skip
+        return cuda_core.then_finish(p, (call,))
 
 
 _UNROLL = 16
@@ -183,7 +182,7 @@ def _workspaces(problem: FewChannelsProblem, lane: int) -> tuple[Workspace, ...]
         Workspace(columns, max(1, _pixels(p) * p.channels * p.taps * ELEMENT_BYTES[p.storage])),
         Workspace(product, max(1, p.conv_elements * 4)),
     )
-    return (*needed, arguments.unfinished(p, unfinished)) if arguments.needs_finish(p) else needed
+    return (*needed, cuda_core.unfinished(p, unfinished)) if cuda_core.needs_finish(p) else needed
 
 
 # Predictions are for 4to16_40_k7_b10000: 36 G multiply-adds, whose matrix has 2.3 G values.

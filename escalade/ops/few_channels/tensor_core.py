@@ -12,9 +12,10 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.few_channels import cuda_core
 from escalade.ops.few_channels.problem import FewChannelsProblem
-from escalade.ops.few_channels.rungs import arguments
 from escalade.ops.shared import activation
 
 MOST_CHANNELS = 4
@@ -325,9 +326,9 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
                 f"{self.name} takes filters up to {MOST_TAPS}x{MOST_TAPS}, not {p.filter_height}x{p.filter_width}; "
                 "`matrix_unroll` takes larger ones"
             )
-        if self.finishes and p.storage != "fp32" and not arguments.needs_finish(p):
+        if self.finishes and p.storage != "fp32" and not cuda_core.needs_finish(p):
             return f"{self.name} needs an activation or a pool; `images_a_tile` takes problems without"
-        if self.finishes and (refusal := arguments.pools_before(self.name, p)):
+        if self.finishes and (refusal := cuda_core.pools_before(self.name, p)):
             return refusal
         if self.finishes and p.pool > 1 and p.pool not in POOLS:
             return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
@@ -351,19 +352,18 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
             Workspace("packed", columns.packed_bytes),
             Workspace("exponents", 4 * part.filters),
         )
-        return Recipe(steps, packed) if part == problem else arguments.then_finish(problem, steps, packed)
+        return Recipe(steps, packed) if part == problem else cuda_core.then_finish(problem, steps, packed)
 
 
 def _pack(columns: Columns) -> KernelCall:
     """Return the launch that packs weights in the order of the fragments' registers."""
-    return KernelCall(
+    return kernel_call(
         Program.of("few_channels/tensor_core_pack.cu", problem=columns.problem, columns=columns),
-        (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (Buffer("weight"), Buffer("packed"), Buffer("exponents")),
-        overlap=True,
+        blocks(columns.packed_bytes // 4, _PACK_THREADS),
+        _PACK_THREADS,
+        Buffer("weight"), Buffer("packed"), Buffer("exponents"),
         weights_only=True,
-    )
+    )  # fmt: skip
 
 
 def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
@@ -377,14 +377,13 @@ def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
         columns=product.columns,
     )
     tiles = blocks(p.batch, config.images)
-    return KernelCall(
+    return kernel_call(
         program,
-        (min(tiles, card.multiprocessors * config.blocks_per_sm), 1, 1),
-        (config.warps * 32, 1, 1),
-        (*arguments.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch),
+        min(tiles, card.multiprocessors * config.blocks_per_sm),
+        config.warps * 32,
+        *cuda_core.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch,
         shared_bytes=product.shared_bytes,
-        overlap=True,
-    )
+    )  # fmt: skip
 
 
 # Predictions for both convolutions of PROBLEMS, of 25 and 72 GFLOP, in fp16: 2.2 ms on CUDA cores at two thirds of 67

@@ -1,8 +1,9 @@
-"""The chain of layers on tensor cores: a warp keeps 16 rows in registers from x to y."""
+"""Rungs of mlp on tensor cores: a warp keeps 16 rows in registers from x to y."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from escalade.device.architecture import WITH_CLUSTERS
@@ -11,10 +12,139 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
-from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
-from escalade.ops.mlp.rungs.stages import BLOCK, Stages, foldable, folded, stages_of
+from escalade.ops.mlp.cuda_core import gelu_constants, gelu_forms
+from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
+
+# --- stages: the chain as the kernel runs it, wide at both ends, narrow in between
+
+
+MOST_NARROW = 128
+"""Columns that a warp keeps in registers: 64 per lane for 16 rows."""
+BLOCK = 64
+"""Columns per block of an ungrouped row; blocks of the result may be smaller."""
+STEP = 16
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A packed layer: `blocks` pieces of its weights, split along its inputs or outputs."""
+
+    number: int
+    layer: Layer
+    features: int
+    """Features per block."""
+    outputs: int
+    """Outputs per block."""
+    blocks: int = 1
+    blocks_of_outputs: bool = False
+    source: str = ""
+    """Suffix of its buffers instead of the layer's number."""
+
+    @property
+    def fragments(self) -> int:
+        """16x16 pieces of the weights."""
+        return self.blocks * ceil_div(self.features, STEP) * ceil_div(self.outputs, STEP)
+
+    @property
+    def bias_steps(self) -> int:
+        """Pieces of 16 biases."""
+        return (self.blocks if self.blocks_of_outputs else 1) * ceil_div(self.outputs, STEP)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All layers: [a grouped encoder,] the first layer over the whole row, narrow ones, the last [and a grouped
+    decoder]."""
+
+    stages: tuple[Stage, ...]
+    has_encoder: bool
+    has_decoder: bool
+
+    @property
+    def blocks_in(self) -> int:
+        return self.stages[1 if self.has_encoder else 0].blocks
+
+    @property
+    def blocks_out(self) -> int:
+        return self.stages[-2 if self.has_decoder else -1].blocks
+
+    @property
+    def fragments(self) -> int:
+        return sum(stage.fragments for stage in self.stages)
+
+    @property
+    def bias_steps(self) -> int:
+        return sum(stage.bias_steps for stage in self.stages)
+
+
+def stages_of(layers: Sequence[Layer], block_out: int = BLOCK) -> Stages | str:
+    """Return the stages, or the reason why the kernel does not support the chain."""
+    has_encoder, has_decoder = layers[0].groups > 1, layers[-1].groups > 1
+    dense = layers[has_encoder : len(layers) - has_decoder]
+    if len(dense) < 2:
+        return "at least two layers over the whole row are required"
+    if any(layer.groups > 1 for layer in dense):
+        return "only the first and the last layer may have groups"
+    reduce, expand = dense[0], dense[-1]
+    narrow = [layer.outputs for layer in dense[:-1]]
+    grouped = [
+        width
+        for layer in (layers[0], layers[-1])
+        if layer.groups > 1
+        for width in (layer.features, layer.outputs)
+    ]
+    if max(narrow + grouped) > MOST_NARROW:
+        return f"inner layers and groups may have up to {MOST_NARROW} features, not {max(narrow + grouped)}"
+    if has_encoder:
+        columns, blocks = layers[0].outputs, layers[0].groups
+    elif reduce.norm:
+        columns, blocks = reduce.features, 1
+    else:
+        columns = min(reduce.features, BLOCK)
+        blocks = ceil_div(reduce.features, columns)
+    if reduce.norm and (has_encoder or reduce.features > MOST_NARROW):
+        return f"the first layer over the whole row has a norm over more than {MOST_NARROW} features"
+    if has_decoder:
+        outputs, blocks_out = layers[-1].features, layers[-1].groups
+    else:
+        outputs = min(expand.outputs, block_out)
+        blocks_out = ceil_div(expand.outputs, outputs)
+    first = has_encoder
+    last = len(layers) - 1 - has_decoder
+    stages = []
+    for number, layer in enumerate(layers):
+        stage = Stage(number, layer, layer.features, layer.outputs)
+        if number == first:
+            stage = replace(stage, features=columns, blocks=blocks)
+        elif number == last:
+            stage = replace(stage, outputs=outputs, blocks=blocks_out, blocks_of_outputs=True)
+        stages.append(stage)
+    return Stages(tuple(stages), has_encoder, has_decoder)
+
+
+def foldable(layers: Sequence[Layer]) -> int | None:
+    """Return the index of a layer that is cheaper merged with the next one, if any; nothing may be between them."""
+    for number in range(len(layers) - 1):
+        one, other = layers[number : number + 2]
+        if one.activation != "none" or other.norm or (one.norm and one.groups > 1):
+            continue
+        apart = one.groups * one.weight_elements + other.groups * other.weight_elements
+        if one.width_in * other.width_out < apart:
+            return number
+    return None
+
+
+def folded(layers: Sequence[Layer], number: int) -> tuple[Layer, ...]:
+    """Return the chain with that layer and the next one merged."""
+    one, other = layers[number : number + 2]
+    merged = Layer(one.width_in, other.width_out, 1, one.norm, True, other.activation, one.epsilon)
+    return (*layers[:number], merged, *layers[number + 2 :])
+
+
+# --- rungs
+
 
 SET_ROWS = 16
 MOST_WARPS = 20
@@ -105,15 +235,14 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
         if self.shares_rows:
             shared += exchange_bytes(stages, config.tile_warps)
             resident *= 4  # a small batch is one wave; persistent CTAs would reuse nothing
-        call = KernelCall(
+        call = kernel_call(
             _program(problem, stages, config),
-            (min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster, 1, 1),
-            (config.warps * 32, 1, 1),
-            (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
+            min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster,
+            config.warps * 32,
+            Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch),
             shared_bytes=shared,
             cluster=(config.cluster, 1, 1),
-            overlap=True,
-        )
+        )  # fmt: skip
         steps = (*fold.steps, _pack(problem, stages), call)
         return Recipe(steps, (*fold.workspaces, Workspace("packed", size)))
 
@@ -256,21 +385,14 @@ def _fold(problem: MlpProblem) -> Recipe:
     one, other = problem.layers[number : number + 2]
     program = Program.of("mlp/tensor_core_fold.cu", problem=problem, one=one, other=other)
     threads = other.width_out * (one.width_in + 1)
-    call = KernelCall(
+    call = kernel_call(
         program,
-        (blocks(threads, _PACK_THREADS), 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (
-            Buffer(f"weight{number}"),
-            Buffer(f"bias{number}", optional=True),
-            Buffer(f"weight{number + 1}"),
-            Buffer(f"bias{number + 1}", optional=True),
-            Buffer(f"weight{_FOLDED}"),
-            Buffer(f"bias{_FOLDED}"),
-        ),
-        overlap=True,
+        blocks(threads, _PACK_THREADS),
+        _PACK_THREADS,
+        Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True), Buffer(f"weight{number + 1}"),
+        Buffer(f"bias{number + 1}", optional=True), Buffer(f"weight{_FOLDED}"), Buffer(f"bias{_FOLDED}"),
         weights_only=True,
-    )
+    )  # fmt: skip
     weight = Workspace(f"weight{_FOLDED}", 4 * one.width_in * other.width_out)
     return Recipe((call,), (weight, Workspace(f"bias{_FOLDED}", 4 * other.width_out)))
 
@@ -317,14 +439,7 @@ def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
             ),
         },
     )
-    return KernelCall(
-        program,
-        (block, 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (*buffers, Buffer("packed")),
-        overlap=True,
-        weights_only=True,
-    )
+    return kernel_call(program, block, _PACK_THREADS, *buffers, Buffer("packed"), weights_only=True)
 
 
 # Predictions are for the spectral autoencoder in fp16.

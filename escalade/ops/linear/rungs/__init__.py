@@ -1,1 +1,0 @@
-"""The rungs of linear, one module per family."""

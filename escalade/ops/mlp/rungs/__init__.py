@@ -1,1 +1,0 @@
-"""The rungs of mlp, one module per family."""

@@ -1,0 +1,756 @@
+"""Gradients of a small multilayer perceptron."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, element
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned, require_alike, require_rung
+from escalade.ops.calling.types import as_list
+from escalade.ops.mlp import problem as forward
+from escalade.ops.mlp.problem import (
+    ACTIVATIONS,
+    AUTOENCODER,
+    LAYERS_CODEC,
+    Layer,
+    MlpProblem,
+    parse_layers,
+    spelled,
+)
+from escalade.ops.shared import rows
+from escalade.ops.shared.rows import LAYOUTS
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class MlpBackwardProblem(Named):
+    """Gradients of every parameter, and optionally of x, from x, the parameters and the gradient of y.
+
+    Buffers are those of MlpProblem, and `grad_y` [batch][outputs] in `dtype`. The result is one flat y in fp32: the
+    gradients of the parameters, summed over all rows, in the order of `sizes`, followed by that of x [batch][features].
+    The forward pass is recomputed, not stored; sums, norms and activations are fp32.
+    """
+
+    NAME: ClassVar = NamePattern("mlp_backward", "{layers}_b{batch}{input_gradient?_dx}", layers=LAYERS_CODEC)
+
+    batch: int
+    layers: tuple[Layer, ...]
+    input_gradient: bool = False
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        assert self.forward.batch == self.batch  # raises for chains that mlp does not support
+
+    @cached_property
+    def forward(self) -> MlpProblem:
+        return MlpProblem(self.batch, self.layers, "y", self.dtype, self.layout)
+
+    @property
+    def features(self) -> int:
+        return self.forward.features
+
+    @property
+    def outputs(self) -> int:
+        return self.forward.outputs
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return self.forward.sizes
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Offset in y of each parameter's gradient, in elements."""
+        found, at = {}, 0
+        for name, size in self.sizes.items():
+            found[name] = at
+            at += math.prod(size)
+        return found
+
+    @cached_property
+    def parameter_elements(self) -> int:
+        return self.forward.parameter_elements
+
+    @property
+    def result_elements(self) -> int:
+        return self.parameter_elements + (self.batch * self.features if self.input_gradient else 0)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of three products per layer: forward, weight gradient and input gradient.
+
+        Omitted are the last forward product if no activation follows, and the first input gradient unless requested.
+        """
+        each = [2 * self.batch * layer.groups * layer.weight_elements for layer in self.layers]
+        last_forward = 0 if self.layers[-1].activation != "none" else each[-1]
+        return 3 * sum(each) - last_forward - (0 if self.input_gradient else each[0])
+
+    @property
+    def bytes(self) -> int:
+        read = self.batch * (self.features + self.outputs) + self.parameter_elements
+        return read * ELEMENT_BYTES[self.dtype] + 4 * self.result_elements
+
+    @property
+    def rounding(self) -> float:
+        """Error of the running fp32 sums along the chain and over the rows. A norm divides by a deviation, which can be
+        far below one for few features."""
+        chain = sum(2 + (layer.features + layer.outputs) / 6 for layer in self.layers)
+        rows = self.batch * max(layer.groups for layer in self.layers)
+        norms = math.prod(1 + 8 / layer.features for layer in self.layers if layer.norm)
+        return 2.0**-24 * norms * math.sqrt(chain + rows / 6)
+
+
+# --- the reference
+
+
+def random_inputs(problem: MlpBackwardProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    inputs = dict(forward.random_inputs(problem.forward, device, seed))
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    gradient = torch.randn((problem.batch, problem.outputs), generator=generator, device=device)
+    inputs["grad_y"] = gradient.to(STORAGE[problem.dtype])
+    return inputs
+
+
+def empty_output(problem: MlpBackwardProblem, device: torch.device) -> torch.Tensor:
+    return torch.empty(problem.result_elements, dtype=torch.float32, device=device)
+
+
+def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """Return the gradients by autograd in the dtype of the inputs, concatenated in at least fp32."""
+    wanted = [*problem.sizes, *(("x",) if problem.input_gradient else ())]
+    with torch.enable_grad():
+        leaves = {
+            name: tensor.detach().requires_grad_(name in wanted)
+            for name, tensor in inputs.items()
+            if name != "grad_y"
+        }
+        y = forward.compute(problem.forward, leaves)
+        gradients = torch.autograd.grad(y, [leaves[name] for name in wanted], inputs["grad_y"])
+    wide = torch.promote_types(inputs["x"].dtype, torch.float32)
+    return torch.cat([gradient.to(wide).flatten() for gradient in gradients])
+
+
+def peer(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """Return PyTorch's result in the problem's dtype. Some CPUs accumulate 16-bit products in 16 bits: there it is
+    fp32, rounded at the end."""
+    if inputs["x"].is_cuda:
+        return compute(problem, inputs)
+    wide = compute(problem, {name: tensor.float() for name, tensor in inputs.items()})
+    return wide.to(STORAGE[problem.dtype]).float()
+
+
+# --- rung layers
+
+
+PARTS = "parts"
+_SUM_LANES = 8
+_MOST_PARTS = 64
+_FLOAT = Type("float")
+
+
+def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
+    """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of y."""
+    return kernel_call(
+        Program.of("mlp_backward/sum_parts.cu", lanes=_SUM_LANES),
+        ceil_div(elements, 32),
+        32 * _SUM_LANES,
+        Buffer(PARTS), Buffer("y"), count, Int64(pitch), Int64(elements),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layers(ThreadsRung[MlpBackwardProblem]):
+    threads = (256, 128, 64)
+
+    def supports(self, problem: MlpBackwardProblem) -> str | None:
+        widest = max(max(layer.width_in, layer.width_out) for layer in problem.layers)
+        if problem.batch * widest >= 2**37:  # CTAs of 64 threads
+            return f"{self.name} takes fewer than 2^37 elements per step, not {problem.batch} rows of {widest} features"
+        return None
+
+    def recipe(self, problem: MlpBackwardProblem, config: ThreadsConfig) -> Recipe:
+        return _Steps(problem, config.threads, self.card).recipe()
+
+
+class _Steps:
+    """Builder of the launches, forward and then backward, and of their workspaces."""
+
+    def __init__(self, problem: MlpBackwardProblem, threads: int, card: Card) -> None:
+        self._problem = problem
+        self._threads = threads
+        self._calls: list[KernelCall] = []
+        self._workspaces: dict[str, int] = {}
+        # Enough parts of the rows to fill the card, but not so many that the reduction dominates.
+        wanted = ceil_div(card.busy_blocks * 256, problem.parameter_elements)
+        self._parts = max(1, min(_MOST_PARTS, wanted, ceil_div(problem.batch, 16)))
+
+    def recipe(self) -> Recipe:
+        p = self._problem
+        for number in range(len(p.layers)):
+            self._forward(number)
+        gradient, stored = self._last_gradient()
+        for number in reversed(range(len(p.layers))):
+            gradient, stored = self._backward(number, gradient, stored), _FLOAT
+        if self._parts > 1:
+            self._workspaces[PARTS] = 4 * self._parts * p.parameter_elements
+            self._calls.append(sum_parts(self._parts, p.parameter_elements, p.parameter_elements))
+        workspaces = tuple(Workspace(name, size) for name, size in self._workspaces.items())
+        return Recipe(tuple(self._calls), workspaces)
+
+    def _keep(self, name: str, number: int, elements: int) -> Buffer:
+        """Add an fp32 workspace."""
+        self._workspaces[f"{name}{number}"] = 4 * elements
+        return Buffer(f"{name}{number}")
+
+    def _slope(self, number: int) -> Buffer:
+        """Return the derivative of a layer's activation; there is none before the first."""
+        return Buffer(f"slope{number}", optional=True)
+
+    def _norm(self, number: int) -> tuple[Buffer, Buffer]:
+        """Return weight and bias of a layer's norm."""
+        return Buffer(f"norm_weight{number}", optional=True), Buffer(f"norm_bias{number}", optional=True)
+
+    def _input(self, number: int) -> tuple[Buffer, Type]:
+        """Return the input of a layer's product, and its type."""
+        if self._problem.layers[number].norm:
+            return Buffer(f"hat{number}"), _FLOAT
+        return self._before_norm(number)
+
+    def _before_norm(self, number: int) -> tuple[Buffer, Type]:
+        return (Buffer(f"value{number - 1}"), _FLOAT) if number else (Buffer("x"), self._element)
+
+    @property
+    def _element(self) -> Type:
+        return element(self._problem.dtype)
+
+    def _launch(
+        self, name: str, constants: dict[str, Constant], threads: int, *arguments: Argument, parts: int = 1
+    ) -> None:
+        program = Program.of(
+            f"mlp_backward/layers_{name}.cu",
+            f"mlp_backward_layers_{name}",
+            {"Element": self._element, **constants},
+        )
+        grid = (ceil_div(threads, self._threads), parts)
+        self._calls.append(kernel_call(program, grid, self._threads, *arguments))
+
+    def _forward(self, number: int) -> None:
+        p, layer = self._problem, self._problem.layers[number]
+        rows = p.batch * layer.groups
+        if layer.norm:
+            source, stored = self._before_norm(number)
+            hat = self._keep("hat", number, rows * layer.features)
+            rstd = self._keep("rstd", number, rows)
+            self._launch(
+                "normalise", {"Input": stored, "EPSILON": layer.epsilon}, 32 * rows,
+                source, hat, rstd, layer.features, Int64(rows),
+            )  # fmt: skip
+        last = number == len(p.layers) - 1
+        if last and layer.activation == "none":
+            return
+        elements = rows * layer.outputs
+        if not last:
+            self._keep("value", number, elements)
+        if layer.activation != "none":
+            self._keep("slope", number, elements)
+        source, stored = self._input(number)
+        constants: dict[str, Constant] = {
+            "Input": stored, "HAS_NORM": layer.norm, "HAS_BIAS": layer.bias,
+            "ACTIVATION": ACTIVATIONS.index(layer.activation), "KEEP_VALUE": not last,
+        }  # fmt: skip
+        self._launch(
+            "forward", constants, elements,
+            source, *self._norm(number), Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True),
+            Buffer(f"value{number}", optional=True), self._slope(number), layer.features, layer.outputs,
+            Int64(elements),
+        )  # fmt: skip
+
+    def _last_gradient(self) -> tuple[Buffer, Type]:
+        """Return the gradient of the last activation's input."""
+        p, last = self._problem, len(self._problem.layers) - 1
+        activation = p.layers[last].activation
+        if activation == "none":
+            return Buffer("grad_y"), self._element
+        elements = p.batch * p.outputs
+        result = self._keep("gradient", last, elements)
+        self._launch(
+            "slope", {"ACTIVATION": ACTIVATIONS.index(activation)}, elements,
+            Buffer("grad_y"), self._slope(last), result, Int64(elements),
+        )  # fmt: skip
+        return result, _FLOAT
+
+    def _backward(self, number: int, gradient: Buffer, stored: Type) -> Buffer:
+        """Add the gradients of a layer's parameters; return the gradient of the previous activation's input, if
+        needed."""
+        p, layer = self._problem, self._problem.layers[number]
+        self._weight_gradient(number, gradient, stored)
+        wanted = number > 0 or p.input_gradient
+        if not (wanted or layer.norm):
+            return gradient
+        rows = p.batch * layer.groups
+        elements = rows * layer.features
+        before = p.layers[number - 1].activation if number else "none"
+        slope: dict[str, Constant] = {"ACTIVATION": ACTIVATIONS.index(before)}
+        if number:
+            result = self._keep("gradient", number - 1, elements)
+        else:
+            result = Buffer("y", offset=4 * p.parameter_elements)
+        normalised = self._keep("normalised", number, elements) if layer.norm else result
+        self._launch(
+            "input_gradient", {"Gradient": stored, **({"ACTIVATION": 0} if layer.norm else slope)}, elements,
+            gradient, Buffer(f"weight{number}"), self._slope(number - 1), normalised, layer.features, layer.outputs,
+            Int64(elements),
+        )  # fmt: skip
+        if layer.norm:
+            self._norm_parameters(number, normalised)
+        if layer.norm and wanted:
+            self._launch(
+                "norm_gradient", slope, 32 * rows,
+                normalised, Buffer(f"hat{number}"), Buffer(f"rstd{number}"), Buffer(f"norm_weight{number}"),
+                self._slope(number - 1), result, layer.features, Int64(rows),
+            )  # fmt: skip
+        return result
+
+    def _part_rows(self, layer: Layer) -> tuple[int, int]:
+        rows = self._problem.batch * layer.groups
+        return rows, ceil_div(rows, self._parts)
+
+    @property
+    def _target(self) -> Buffer:
+        return Buffer(PARTS if self._parts > 1 else "y")
+
+    def _weight_gradient(self, number: int, gradient: Buffer, stored: Type) -> None:
+        p, layer = self._problem, self._problem.layers[number]
+        source, kept = self._input(number)
+        rows, part_rows = self._part_rows(layer)
+        self._launch(
+            "weight_gradient",
+            {"Gradient": stored, "Input": kept, "HAS_NORM": layer.norm, "HAS_BIAS": layer.bias},
+            layer.outputs * (layer.features + layer.bias),
+            gradient, source, *self._norm(number), self._target, Int64(p.parameter_elements),
+            Int64(p.offsets[f"weight{number}"]), Int64(p.offsets.get(f"bias{number}", 0)), layer.features,
+            layer.outputs, Int64(rows), Int64(part_rows),
+            parts=self._parts,
+        )  # fmt: skip
+
+    def _norm_parameters(self, number: int, normalised: Buffer) -> None:
+        p, layer = self._problem, self._problem.layers[number]
+        rows, part_rows = self._part_rows(layer)
+        self._launch(
+            "norm_parameters", {}, layer.features,
+            normalised, Buffer(f"hat{number}"), self._target, Int64(p.parameter_elements),
+            Int64(p.offsets[f"norm_weight{number}"]), layer.features, Int64(rows), Int64(part_rows),
+            parts=self._parts,
+        )  # fmt: skip
+
+
+LAYERS = Layers("layers", "one plain kernel per step of each layer, forward and then backward", None, None)
+
+
+# --- rung fused
+
+
+MOST_LAYERS = 16
+"""Largest number of layers; each is unrolled into the kernel."""
+TILES = (4, 8, 12, 16, 32)
+"""Rows per tile, in multiples of four."""
+_SHARE = (32, 64)
+"""Features and outputs of a warp's share of the weights, or vice versa; a thread has 8 by 8."""
+
+
+@dataclass(frozen=True)
+class FusedConfig(Config):
+    rows: int
+    """Rows per tile."""
+    threads: int
+    """Threads per CTA."""
+
+
+@dataclass(frozen=True)
+class BackwardLayer:
+    """Offsets of a layer in shared memory, in floats, and the split of its products."""
+
+    layer: Layer
+    input_at: int
+    gradient_at: int
+    weight_at: int
+    bias_at: int
+    sums_at: int
+    rstd_at: int
+    forward_splits: int
+    backward_splits: int
+    wide: bool
+    first_warp: int
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    layers: tuple[BackwardLayer, ...]
+    scratch_at: int
+    shared_floats: int
+    warp_tiles: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.shared_floats
+
+
+def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> BackwardPlan:
+    offsets: list[dict[str, int]] = []
+    at = 0
+
+    def allocate(floats: int) -> int:
+        nonlocal at
+        start = at
+        at += _padded(floats)
+        return start
+
+    for layer in layers:
+        rows = config.rows * layer.groups
+        exchange = 2 * config.threads // 32 if layer.norm else 0
+        offsets.append(
+            {
+                "input_at": allocate(rows * _pitch(layer.features)),
+                "gradient_at": allocate(rows * _pitch(layer.outputs)),
+                "weight_at": allocate(max(_padded(layer.outputs), exchange) * _pitch(layer.features)),
+                "bias_at": allocate(layer.outputs),
+                "sums_at": allocate(layer.outputs),
+                "rstd_at": allocate(rows if layer.norm else 0),
+            }
+        )
+    scratch_at = at
+    least = max(config.rows * layer.groups * _padded(max(layer.features, layer.outputs)) for layer in layers)
+    scratch = max(least, min(2 * least, card.shared_bytes // 4 - at))
+    warps = _first_warps(layers)
+    planned = tuple(
+        BackwardLayer(
+            layer,
+            **offset,
+            forward_splits=_splits(config, layer.groups, layer.outputs, layer.features, scratch),
+            backward_splits=_splits(config, layer.groups, layer.features, layer.outputs, scratch),
+            wide=_wide(layer),
+            first_warp=first,
+        )
+        for layer, offset, first in zip(layers, offsets, warps, strict=True)
+    )
+    return BackwardPlan(planned, scratch_at, at + _padded(scratch), sum(map(_warp_tiles, layers)))
+
+
+def _padded(count: int) -> int:
+    """Round up to 16 bytes."""
+    return 4 * ceil_div(count, 4)
+
+
+def _pitch(columns: int) -> int:
+    return 4 * (ceil_div(columns, 4) | 1)
+
+
+def _warp_tiles(layer: Layer) -> int:
+    return min(_tiles(layer, True), _tiles(layer, False))
+
+
+def _tiles(layer: Layer, wide: bool) -> int:
+    features, outputs = reversed(_SHARE) if wide else _SHARE
+    return ceil_div(layer.features, features) * ceil_div(layer.outputs, outputs)
+
+
+def _wide(layer: Layer) -> bool:
+    return _tiles(layer, True) <= _tiles(layer, False)
+
+
+def _first_warps(layers: tuple[Layer, ...]) -> list[int]:
+    """Assign warps to layers: those with many groups, which have long sums, first, round-robin over the four
+    schedulers."""
+    order = sorted(range(len(layers)), key=lambda number: -layers[number].groups)
+    first, at = [0] * len(layers), 0
+    for number in order:
+        first[number] = at
+        at += _warp_tiles(layers[number])
+    return first
+
+
+def _splits(config: FusedConfig, groups: int, columns: int, depth: int, scratch: int) -> int:
+    """Return the parts of k that have threads, scratch memory and work (two steps of four)."""
+    rows = config.rows * groups
+    tiles = rows // 4 * ceil_div(columns, 4)
+    most = min(config.threads // tiles, scratch // (rows * _padded(columns)), ceil_div(depth, 8))
+    steps = ceil_div(depth, 4)
+    return ceil_div(steps, ceil_div(steps, max(1, most)))  # no empty split
+
+
+@dataclass(frozen=True)
+class Fused(Rung[MlpBackwardProblem, FusedConfig]):
+    def supports(self, problem: MlpBackwardProblem) -> str | None:
+        if len(problem.layers) > MOST_LAYERS:
+            return f"{self.name} takes up to {MOST_LAYERS} layers, not {len(problem.layers)}"
+        if problem.batch >= 2**31:
+            return f"{self.name} counts rows in 32 bits, not {problem.batch}"
+        needed = self._planned(problem, TILES[0]).shared_bytes
+        if needed > self.card.shared_bytes:
+            return (
+                f"{self.name} keeps all weights and four rows of every layer in {needed} bytes of shared memory, but a "
+                f"CTA has {self.card.shared_bytes}"
+            )
+        return None
+
+    def configs(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
+        return self._offered(problem)
+
+    def recipe(self, problem: MlpBackwardProblem, config: FusedConfig) -> Recipe:
+        p, planned = problem, plan(problem.layers, config, self.card)
+        per_sm = _blocks_per_sm(planned, config, self.card)
+        tiles = ceil_div(p.batch, config.rows)
+        blocks = min(tiles, per_sm * self.card.multiprocessors)
+        pitch = _padded(p.parameter_elements)
+        names = tuple(p.sizes)
+        lists: dict[str, Constant] = {
+            "LAYER_LIST": Macro(
+                ", ".join(_spell(problem, number, one) for number, one in enumerate(planned.layers))
+            ),
+            "PARAMETER_LIST": Macro(", ".join(f"const Element* {name}" for name in names)),
+            "PARAMETER_NAMES": Macro(", ".join(names)),
+        }
+        program = Program.of(
+            "mlp_backward/fused.cu",
+            constants=lists,
+            problem=p,
+            config=config,
+            plan=planned,
+            blocks_per_sm=per_sm,
+            part_pitch=pitch,
+        )
+        arguments: tuple[Argument, ...] = (
+            Buffer("x"),
+            Buffer("grad_y"),
+            Buffer(PARTS),
+            Buffer("y", offset=4 * p.parameter_elements),
+            tiles,
+            p.batch - (tiles - 1) * config.rows,
+            *(Buffer(name) for name in names),
+        )
+        walk = kernel_call(program, blocks, config.threads, *arguments, shared_bytes=planned.shared_bytes)
+        return Recipe(
+            (walk, sum_parts(blocks, pitch, p.parameter_elements)), (Workspace(PARTS, 4 * blocks * pitch),)
+        )
+
+    def _threads(self, problem: MlpBackwardProblem) -> int:
+        """Return the threads: one warp per share of the weights, between 8 and 16 warps."""
+        return 512 if sum(map(_warp_tiles, problem.layers)) > 8 else 256
+
+    def _planned(self, problem: MlpBackwardProblem, rows: int) -> BackwardPlan:
+        return plan(problem.layers, FusedConfig(rows, self._threads(problem)), self.card)
+
+    def _offered(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
+        """Return the configs that fit, best first."""
+        fitting = [
+            FusedConfig(rows, self._threads(problem))
+            for rows in TILES
+            if self._planned(problem, rows).shared_bytes <= self.card.shared_bytes
+        ]
+        return tuple(sorted(fitting, key=lambda config: self._clocks(problem, config)))
+
+    def _clocks(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
+        """Estimate the clocks of the busiest SM: half of 128 multiply-adds per clock, some 300 clocks per layer for
+        barriers and latency, and the reduction of partial sums."""
+        planned = plan(problem.layers, config, self.card)
+        per_sm = _blocks_per_sm(planned, config, self.card)
+        tiles = ceil_div(problem.batch, config.rows)
+        each = problem.flops / problem.batch / 2 * config.rows / 64 + 300 * len(problem.layers)
+        parts = min(tiles, per_sm * self.card.multiprocessors)
+        return (
+            ceil_div(tiles, self.card.multiprocessors) * each + parts * problem.parameter_elements * 8 / 2500
+        )
+
+
+def _blocks_per_sm(planned: BackwardPlan, config: FusedConfig, card: Card) -> int:
+    return max(1, min(512 // config.threads, card.resident_blocks(planned.shared_bytes)))
+
+
+def _spell(problem: MlpBackwardProblem, number: int, one: BackwardLayer) -> str:
+    """Return a layer as an initializer of the kernel's struct Layer."""
+    layer = one.layer
+    names = list(problem.sizes)
+    begin = names.index(f"{layer.parameters[0]}{number}")
+    values = (
+        layer.features, layer.outputs, layer.groups, layer.norm, layer.bias, ACTIVATIONS.index(layer.activation),
+        f"{layer.epsilon!r}f", begin, problem.offsets[names[begin]],
+        one.input_at, one.gradient_at, one.weight_at, one.bias_at, one.sums_at, one.rstd_at,
+        one.forward_splits, one.backward_splits, one.wide, one.first_warp,
+    )  # fmt: skip
+    return "{" + ", ".join(str(value).lower() for value in values) + "}"
+
+
+# Predictions are for the spectral autoencoder at batch 65,536 in fp32.
+FUSED = Fused(
+    "fused",
+    "persistent CTAs run tiles of rows forward and backward in shared memory, with weight gradients in registers; a "
+    "second launch adds up their partial sums",
+    below="layers",
+    # layers: 11 G multiply-adds with two loads each at some 1.5 T loads per second, and 2.5 GB of intermediate values:
+    # 16 ms; fused: 19 GFLOP at 30 TFLOP/s.
+    predicted_gain=24.0,
+)
+
+
+# --- the operation
+
+
+class MlpBackward(Operation[MlpBackwardProblem]):
+    name = "mlp_backward"
+    problem = MlpBackwardProblem
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), peer)
+    ladder = Ladder("mlp_backward", (LAYERS, FUSED))
+    problems = (
+        *(MlpBackwardProblem(batch, AUTOENCODER) for batch in (64, 512, 8192, 65536)),
+        MlpBackwardProblem(512, AUTOENCODER, input_gradient=True),
+        MlpBackwardProblem(8192, parse_layers("64-128br_128-128br_128-10b")),
+    )
+    small_problems = tuple(
+        MlpBackwardProblem.parse(name)
+        for name in (
+            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b6",  # a small spectral autoencoder
+            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b37_dx",  # several tiles, the last not full
+            "7-5b_b3_dx",  # odd sizes, and a last layer without an activation
+            "3x5n1e-3-7bt_21n-3g_b9_dx",  # odd groups, a norm within the chain, an activation at the end
+            "33-70br_70-9_b21",  # more than a warp's share of the weights, and ReLU
+            "1-1r_b1",
+            "72n-72b_72-136_136-72br_b5_dx",  # more shares than warps of a small block
+        )
+    )
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    order = ("fused", "layers")
+
+    def roundings(self, problem: MlpBackwardProblem) -> int:
+        return 2 * len(problem.layers)
+
+
+MLP_BACKWARD = MlpBackward()
+
+
+# --- the PyTorch operator
+
+
+_SCHEMA = (
+    "mlp_backward(Tensor x, Tensor grad_y, Tensor[] parameters, str layers, bool input_gradient=False, "
+    "str? rung=None) -> Tensor"
+)
+
+
+def mlp_backward(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str | Sequence[Layer],
+    *,
+    input_gradient: bool = False,
+    rung: str | None = None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Return the gradient of x (None unless `input_gradient`) and those of the parameters, for y = mlp(x, parameters,
+    layers).
+
+    All have the dtype of x, but are computed and summed in fp32; `torch.ops.escalade.mlp_backward` returns the fp32
+    results in one tensor. Results are deterministic. `rung` selects a rung of the ladder by name.
+    """
+    result = OPERATOR(x, grad_y, as_list(parameters), spelled(layers), input_gradient, rung)
+    return split(result, x, parameters, input_gradient)
+
+
+def split(
+    result: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], input_gradient: bool
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Split the operator's result into gradients of x and of each parameter, in their dtype."""
+    sizes = [parameter.numel() for parameter in parameters]
+    *parts, of_x = result.to(x.dtype).split([*sizes, x.numel() if input_gradient else 0])
+    gradients = [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+    return (of_x.view(x.shape) if input_gradient else None), gradients
+
+
+def _problem(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    input_gradient: bool,
+) -> MlpBackwardProblem:
+    """Check the arguments and return the problem of one row; the number of rows may be symbolic during tracing."""
+    rows.check_matrix("mlp_backward", x)
+    problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
+    if x.shape[-1] != problem.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
+    if grad_y.shape != (*x.shape[:-1], problem.outputs):
+        raise UnsupportedError(
+            f"grad_y has shape {tuple(grad_y.shape)}; for x {tuple(x.shape)} and {layers} it must be "
+            f"{(*x.shape[:-1], problem.outputs)}"
+        )
+    if len(parameters) != len(problem.sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} has {len(problem.sizes)}: {', '.join(problem.sizes)}"
+        )
+    named = dict(zip(problem.sizes, parameters, strict=True))
+    require_alike(x, {"grad_y": grad_y, **named})
+    for name, size in problem.sizes.items():
+        if named[name].shape != size:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
+            )
+    return problem
+
+
+def _fake(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    input_gradient: bool = False,
+    rung: str | None = None,
+) -> torch.Tensor:
+    one_row = _problem(x, grad_y, parameters, layers, input_gradient)
+    size = one_row.parameter_elements + (x.numel() if input_gradient else 0)
+    return x.new_empty((size,), dtype=torch.float32)
+
+
+def _plan(
+    x: torch.Tensor,
+    grad_y: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    input_gradient: bool,
+    rung: str | None,
+) -> CallPlan:
+    y = _fake(x, grad_y, parameters, layers, input_gradient)
+    if rows.rows_of(x) == 0:
+        require_rung(MLP_BACKWARD, rung)
+        return CallPlan(None, {"y": y}, finish=torch.zero_)
+    problem = MlpBackwardProblem(rows.rows_of(x), parse_layers(layers), input_gradient, NAMES[x.dtype])
+    names = tuple(problem.sizes)
+    return replace(rows.plan(MLP_BACKWARD, problem, rung, ("x", "grad_y", *names), y), names=names)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    pass
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    raise UnsupportedError("mlp_backward has no gradient: mlp supports first derivatives only")
+
+
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

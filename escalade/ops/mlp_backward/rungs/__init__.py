@@ -1,1 +1,0 @@
-"""The rungs of mlp_backward, one module per family."""

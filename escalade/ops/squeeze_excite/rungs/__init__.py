@@ -1,1 +1,0 @@
-"""The rungs of squeeze_excite, one module per family."""
