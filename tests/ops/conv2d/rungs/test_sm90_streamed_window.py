@@ -157,7 +157,7 @@ def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual:
     for blocks in (1, 3):
         check(
             CONV2D,
-            FewBlocks(RUNG.name, "", None, None, ("tf32",), blocks),
+            FewBlocks(RUNG.name, "", None, None, ("tf32",), blocks=blocks),
             problem,
             config,
             CPU,
