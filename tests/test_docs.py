@@ -68,7 +68,8 @@ _IN_REPOSITORY = re.compile(rf"{re.escape(URL)}/(?:blob|tree|raw)/main/(.*)")
 def test_links_lead_somewhere(page: pathlib.Path) -> None:
     """Relative ones, and absolute ones to files of this repository."""
     defined = [target for _, target in _DEFINITION.findall(prose(page))]
-    for target in (*re.findall(r"\]\(([^)\s]+)\)", prose(page)), *defined):
+    text = re.sub("`[^`]*`", "", prose(page))
+    for target in (*re.findall(r"\]\(([^)\s]+)\)", text), *defined):
         path, _, anchor = target.partition("#")
         if inside := _IN_REPOSITORY.fullmatch(path):
             there = ROOT / inside[1]

@@ -22,7 +22,7 @@ from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.tune.verification import VerificationCase
 
-PER_DAY = 10
+PER_DAY = 6
 MOST_FLOPS = 2**23
 """Of a problem: the twin checks some 10^6 products per second."""
 CHANNELS = (1, 3, 4, 8, 12, 16, 24, 32, 32, 40, 48, 64, 64, 72, 80, 96, 128, 192)

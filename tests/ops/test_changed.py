@@ -1,0 +1,18 @@
+"""What a commit changes is tried at once, not on the day whose turn it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escalade.ops import OPERATIONS, Operation
+from tests import changed
+from tests.support import Sample, label
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+def test_rungs_that_have_changed_are_right(operation: Operation[Any], seed: int, sample: Sample) -> None:
+    for rung in changed.changed(operation):
+        for problem in sample(changed.problems(operation, rung), changed.MOST):
+            assert not changed.failure(operation, rung, problem, seed)
