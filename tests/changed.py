@@ -1,7 +1,7 @@
 """Rungs that have changed since they were last tried on all their small problems.
 
-`make test` tries each rung on some problems, others every day. What a commit changes is tried at once: `tried.json` has a
-digest per rung of its launches and sources, and a rung with another digest is run on all its problems and layouts.
+`make test` tries each rung on some problems, others every day. What a commit changes is tried at once: `tried.json` has
+a digest per rung of its launches and sources, and a rung with another digest is run on all its problems and layouts.
 
 `python -m tests.changed` tries those rungs and writes their digests. Without it `make test` tries them again each time,
 at most `MOST` cases of each.
@@ -82,7 +82,9 @@ def write(digests: dict[str, str]) -> None:
     """Add digests to the file; those of rungs that are gone leave it."""
     known = {key(operation, rung) for operation, rung in all_rungs()}
     tried = (json.loads(TRIED.read_text()) if TRIED.exists() else {}) | digests
-    TRIED.write_text(json.dumps({name: tried[name] for name in sorted(tried) if name in known}, indent=1) + "\n")
+    TRIED.write_text(
+        json.dumps({name: tried[name] for name in sorted(tried) if name in known}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
