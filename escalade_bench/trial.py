@@ -21,7 +21,7 @@ from escalade.tune.verification import Outcome, VerificationCase, compare_all, o
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import timed
 from escalade_bench.measure.records import Record
-from escalade_bench.peers.layer import AGREEMENT, LayerPeer, WrongPeer, error_of
+from escalade_bench.peers.layer import LayerPeer, WrongPeer, agreement, error_of
 
 THREADS_PER_SM = 2048
 _ALIGNMENT = 256  # of workspaces, as the allocator has it
@@ -280,7 +280,7 @@ class Bench:
 
         def judge() -> str:
             found = [{} if result is None else {"y": result} for result in results]
-            return self._judged(peer.layout, found, AGREEMENT[problem.dtype])
+            return self._judged(peer.layout, found, agreement(problem))
 
         calls = [call_over(number) for number in range(len(sets))]
         return Subject(peer.system, calls, ResultCheck(spoil, judge))

@@ -43,9 +43,14 @@ class LayerPeer:
     """Returns details that are known after the first run, such as the plan that was chosen."""
 
 
+def agreement(problem: Any) -> float:
+    """Return the largest error of a peer on a problem, by the coarser of its inputs' and its results' dtypes."""
+    return max(AGREEMENT[problem.dtype], AGREEMENT.get(getattr(problem, "output", ""), 0.0))
+
+
 def error_of(peer: LayerPeer, problem: Any, inputs: Inputs, expected: torch.Tensor) -> float:
     """Return the relative error of a peer's result; raise `WrongPeer` if it is too large."""
-    failure, error = compare(peer.run(problem, inputs), expected, AGREEMENT[problem.dtype])
+    failure, error = compare(peer.run(problem, inputs), expected, agreement(problem))
     if failure:
         raise WrongPeer(failure)
     return error

@@ -19,7 +19,7 @@ from escalade.tune.verification import VerificationCase
 from escalade_bench import trial
 from escalade_bench.layers import Layer, measure
 from escalade_bench.measure.ceilings import Ceilings
-from escalade_bench.peers.layer import LayerPeer, WrongPeer, eager_conv2d, error_of, operator_peers
+from escalade_bench.peers.layer import LayerPeer, WrongPeer, agreement, eager_conv2d, error_of, operator_peers
 from escalade_bench.trial import Bench, Settings, Verified, verified_peers
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -233,6 +233,15 @@ def test_a_peer_that_is_wrong_or_of_another_shape_is_no_peer(run: Any) -> None:
     case = VerificationCase(Scale(rung("one")), PROBLEM, CPU, 0)
     with pytest.raises(WrongPeer):
         error_of(LayerPeer("wrong", "nchw", run), PROBLEM, case.inputs, case.expected)
+
+
+@pytest.mark.parametrize("output", ["fp8", "int8"])
+def test_a_peer_that_quantizes_is_off_by_the_rounding_of_its_results(output: str) -> None:
+    operation = ops.OPERATIONS["quantise"]
+    problem = replace(operation.problems[0], elements=1000, dtype="fp16", output=output)
+    case = VerificationCase(operation, problem, CPU, 0)
+    error_of(LayerPeer("torch-flat", "flat", operation.peer), problem, case.inputs, case.expected)
+    assert all(agreement(one) > 0 for each in ops.OPERATIONS.values() for one in each.problems)
 
 
 def test_a_peer_that_gives_its_input_back_does_not_lose_it() -> None:
