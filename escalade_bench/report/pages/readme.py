@@ -77,10 +77,11 @@ def state(shown: Sequence[Row]) -> str:
     own = [one.ours for _, one in shown]
     days = sorted(r.date[:10] for r in own)
     torch = sorted({r.versions.get("torch", "").partition("+")[0] for r in own})
+    when = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
     return (
         f"Version {VERSION}, tested on an {own[0].gpu} with driver {own[0].driver} and PyTorch {', '.join(torch)}. The "
-        f"figures are medians of device time, measured from {days[0]} to {days[-1]}: above 1× Escalade is faster than "
-        "the best peer, and each row gives its commit and day."
+        f"figures are medians of device time, measured {when}: above 1× Escalade is faster than the best peer, and "
+        "each row gives its commit and day."
     )
 
 
