@@ -213,6 +213,8 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
         calls[one.name] = CallSampler(one.call, one.wait, 1, "calls" if on_gpu else "cpu")
         if not one.replay and on_gpu and not case.by_call:
             calls[f"{one.name} in a row"] = CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
+    if not case.by_call:  # the process may have been waiting, its caches cold
+        interleave(calls, seconds_each=0, min_rounds=2, max_rounds=2)
     by_clock = time_by_clock(calls, case.seconds)
     found = {}
     for name in (each.peer.name for each in ready):

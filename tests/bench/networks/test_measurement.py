@@ -331,7 +331,7 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
     timed = measurement._time(case, [measurement.Ready(eager, None, 0.0)])
     device, wall = timed[eager.name]
     assert device.how == wall.how == "calls"
-    assert len(calls) == 5 * (1 + measurement.CALLS_IN_A_ROW)
+    assert len(calls) == (2 + 5) * (1 + measurement.CALLS_IN_A_ROW), "two rounds are not timed"
 
 
 def test_a_layout_that_fails_is_a_note_and_a_system_without_a_time_a_failure() -> None:
