@@ -198,7 +198,7 @@ class _Steps:
         self._threads = threads
         self._calls: list[KernelCall] = []
         self._workspaces: dict[str, int] = {}
-        # Enough parts of the rows to fill the card, but not so many that the reduction dominates.
+        # Enough parts of the rows to fill the card, few enough that the reduction does not dominate.
         wanted = ceil_div(card.busy_blocks * 256, problem.parameter_elements)
         self._parts = max(1, min(_MOST_PARTS, wanted, ceil_div(problem.batch, 16)))
 

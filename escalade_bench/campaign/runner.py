@@ -35,7 +35,7 @@ _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
 """Seconds that a unit may always take, the turns of others included, and how many times the expected ones. What hangs
 must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
 _TIMES_SLOWER = 3.0
-"""How many times longer a unit takes among others, while all wait for turns."""
+"""Duration of a unit among others, while all wait for turns, over its duration alone."""
 _LONGEST_TURN = 60.0
 """Seconds that a process may have the GPU for one search or reference; one that needs longer hangs, and is killed."""
 _RESERVE = 20.0
@@ -58,7 +58,7 @@ class Clock:
         return float("inf") if self.limit is None else self.limit - self.spent
 
     def has_room_for(self, state: State, times: float = 1.0) -> bool:
-        """Return whether the unit would end in time if it took so many times its expected duration."""
+        """Return True if the unit ends in time even if it takes `times` its expected duration."""
         return times * state.seconds <= self.left - _RESERVE
 
     def stamping(self, say: Say) -> Say:

@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Note(Enum):
-    """What a process tells its parent, apart from results."""
+    """Messages from a process to its parent, apart from results."""
 
     READY = auto()
     TURN = auto()

@@ -1,4 +1,4 @@
-"""What a commit changes is tried at once, not on the day whose turn it is."""
+"""Rungs that a commit changes are tried at once, not on the day whose turn it is."""
 
 from __future__ import annotations
 

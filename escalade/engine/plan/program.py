@@ -1,4 +1,4 @@
-"""What the programs that run a plan share: their interface, and PyTorch operators with several results."""
+"""Interfaces of the programs that run a plan, and PyTorch operators with several results."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class StepSettings:
 
     @property
     def products(self) -> str:
-        """How fp32 is multiplied."""
+        """Product algorithm of fp32."""
         return "tf32" if self.dtype == "tf32" else "fp32"
 
 
