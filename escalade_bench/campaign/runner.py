@@ -35,9 +35,10 @@ _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
 """Seconds that a unit may always take, the turns of others included, and how many times the expected ones. What hangs
 must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
 _TIMES_SLOWER = 3.0
-"""Duration of a unit among others, while all wait for turns, over its duration alone."""
+"""Duration of a unit among the most processes, while all wait for turns, over its duration alone."""
 _LONGEST_TURN = 60.0
-"""Seconds that a process may have the GPU for one search or reference; one that needs longer hangs, and is killed."""
+"""Seconds that a process may have the GPU for one search, reference or comparison, beyond several times the expected
+duration of its unit; one that needs longer hangs, and is killed."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
@@ -89,7 +90,7 @@ def run(
     workers = workers_for(stale) if session.device.type == "cuda" else 0
 
     def next_state() -> State | None:
-        times = _TIMES_SLOWER if workers > 1 else 1.0
+        times = 1 + (_TIMES_SLOWER - 1) * max(0, workers - 1) / (_MOST_WORKERS - 1)
         chosen = next((state for state in waiting if clock.has_room_for(state, times)), None)
         if chosen:
             waiting.remove(chosen)
@@ -142,7 +143,7 @@ def _run_in_processes(
         if state is None:
             return None
         running[state.unit.name] = state, time.monotonic()
-        longest_turn = _LONGEST_TURN + (_TIMES_SLOWER * state.seconds if state.unit.alone else 0.0)
+        longest_turn = _LONGEST_TURN + _TIMES_SLOWER * state.seconds
         return _Task(state.unit.name, state.seconds, longest_turn, state.reused, dict(state.known))
 
     def receive(message: str | list[Record]) -> None:

@@ -37,6 +37,8 @@ from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unava
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
 calls."""
+_LONG_CALL_US = 10_000.0
+"""Microseconds of a call that are worth no such loop: launches are a small part of it."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 1000
 
 
@@ -208,16 +210,18 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
     replays: dict[str, Sampler] = {one.peer.name: one.sampler for one in ready if one.sampler}
     on_device = time_on_device(replays, case.seconds)
     on_gpu = case.task.device.type == "cuda"
-    calls: dict[str, Sampler] = {}
-    for one in (each.peer for each in ready):
-        calls[one.name] = CallSampler(one.call, one.wait, 1, "calls" if on_gpu else "cpu")
-        if not one.replay and on_gpu and not case.by_call:
-            calls[f"{one.name} in a row"] = CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
+    peers, how = [one.peer for one in ready], "calls" if on_gpu else "cpu"
+    calls: dict[str, Sampler] = {one.name: CallSampler(one.call, one.wait, 1, how) for one in peers}
     if not case.by_call:  # the process may have been waiting, its caches cold
-        interleave(calls, seconds_each=0, min_rounds=2, max_rounds=2)
+        warm = interleave(calls, seconds_each=0, min_rounds=2, max_rounds=2)
+        quick = [one for one in peers if not one.replay and warm[one.name].median_us < _LONG_CALL_US]
+        if on_gpu and quick:
+            rows = {f"{one.name} in a row": CallSampler(one.call, one.wait, CALLS_IN_A_ROW) for one in quick}
+            interleave(rows, seconds_each=0, min_rounds=2, max_rounds=2)
+            calls.update(rows)
     by_clock = time_by_clock(calls, case.seconds)
     found = {}
-    for name in (each.peer.name for each in ready):
+    for name in (one.name for one in peers):
         wall = by_clock[name]
         found[name] = on_device.get(name) or by_clock.get(f"{name} in a row") or wall, wall
     return found

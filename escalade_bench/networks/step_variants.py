@@ -42,6 +42,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Variants that are compared with each other, by title; the first is the baseline."""
 _ABLATION_BATCHES, _PAIR_BATCHES = (64,), (256,)
+_PAIRED = 6
+"""Techniques that are also removed two at a time: those that gain most. The others hardly gain anything together."""
 Call = Callable[[], torch.Tensor]
 Variants = Iterable[tuple[str, Callable[[], NetworkPeer]]]
 """Names, each with a function that makes the step."""
@@ -63,14 +65,15 @@ def compared(case: Case, variants: Variants, say: Say) -> list[Record]:
 
 
 def _ablation(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """Measure the whole and all variants without one technique; then each that changes the plan alone, and pairs."""
+    """Measure the whole and all variants without one technique; then each that changes the plan alone, and pairs of
+    those that gain most."""
     for case, lesson in cases(training, setting, ABLATION, _ABLATION_BATCHES, say):
         first = compared(case, without(lesson, ((name,) for name in TECHNIQUES)), say)
         yield first
         used = changing(first)
         alone = [tuple(other for other in TECHNIQUES if other != name) for name in used]
         yield compared(case, without(lesson, [tuple(TECHNIQUES), *alone]), say)
-        yield compared(case, without(lesson, itertools.combinations(used, 2)), say)
+        yield compared(case, without(lesson, itertools.combinations(strongest(first, used), 2)), say)
         free(setting.device)
 
 
@@ -95,6 +98,13 @@ def changing(records: Sequence[Record]) -> list[str]:
     """Return the techniques without which the plan differs, or runs differently."""
     plans = {record.rung: record.config.get("plan") for record in records}
     return [name for name in TECHNIQUES if name == GRAPH or plans.get(WITHOUT + name) != plans.get(ALL)]
+
+
+def strongest(records: Sequence[Record], names: Sequence[str]) -> list[str]:
+    """Return the techniques that a step is slowest without, in the order of `names`."""
+    slowed = {record.rung: record.median_us or 0.0 for record in records}
+    kept = sorted(names, key=lambda name: -slowed.get(WITHOUT + name, 0.0))[:_PAIRED]
+    return [name for name in names if name in kept]
 
 
 def _pairs(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -334,6 +334,16 @@ def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: me
     assert len(calls) == (2 + 5) * (1 + measurement.CALLS_IN_A_ROW), "two rounds are not timed"
 
 
+def test_a_long_call_is_not_repeated_in_a_row(
+    card: Card, case: measurement.Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement, "_LONG_CALL_US", 0.0)
+    calls: list[int] = []
+    eager = NetworkPeer("torch-eager", "nhwc", lambda: calls.append(1), tensors, lambda: None)
+    device, wall = measurement._time(case, [measurement.Ready(eager, None, 0.0)])[eager.name]
+    assert device is wall and len(calls) == 2 + 5
+
+
 def test_a_layout_that_fails_is_a_note_and_a_system_without_a_time_a_failure() -> None:
     blank = Record("net", "9_b8", "fp16", "nhwc", 8, "torch-graph", "", median_us=10.0)
     failed = replace(blank, layout="nchw", median_us=None, failure="out of memory")

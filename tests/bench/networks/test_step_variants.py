@@ -53,6 +53,13 @@ def _record(rung: str, us: float, plan: str) -> Record:
     )  # fmt: skip
 
 
+def test_the_techniques_that_gain_most_are_paired() -> None:
+    names = [f"t{i}" for i in range(8)]
+    records = [_record(f"without {name}", 100.0 + 7 * i % 8, "p") for i, name in enumerate(names)]
+    slowest = sorted(names, key=lambda name: 7 * names.index(name) % 8)[-6:]
+    assert step_variants.strongest(records, names) == [name for name in names if name in slowest]
+
+
 def test_techniques_and_pairs_become_tables() -> None:
     records = [
         _record("all", 100.0, "a"), _record("none", 1000.0, "n"), _record("only epilogues", 800.0, "o"),
