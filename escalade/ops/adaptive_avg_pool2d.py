@@ -15,7 +15,14 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, widest_vector
+from escalade.ops.base.dtypes import (
+    DTYPES,
+    ELEMENT_BYTES,
+    QUANTIZED,
+    VECTOR_BYTES,
+    dtype_of,
+    widest_vector,
+)
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -35,16 +42,27 @@ from escalade.ops.shared.images import (
     layout_of,
 )
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
-from escalade.ops.shared.pooling import empty_output, random_inputs
+from escalade.ops.shared.pooling import empty_output
+from escalade.ops.shared.quantized_input import (
+    check_quantized,
+    dequantized,
+    quantized_input,
+    refuses_bytes,
+)
 
 # --- the problem
 
 
 @dataclass(frozen=True)
 class AdaptiveAvgPool2dProblem(ResizedImages, Named):
-    """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
+    """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise.
 
-    NAME: ClassVar = NamePattern("pooling", "{channels}_{height,width}to{output}_b{batch}")
+    With `x_dtype`, x is quantized, and the means are multiplied by its `scale`.
+    """
+
+    NAME: ClassVar = NamePattern(
+        "pooling", "{channels}_{height,width}to{output}_b{batch}[_x{x_dtype:fp8|int8}]"
+    )
 
     output: tuple[int, int] = (1, 1)
     dtype: str = "fp32"
@@ -52,6 +70,8 @@ class AdaptiveAvgPool2dProblem(ResizedImages, Named):
     x_pitch: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
+    x_dtype: str = ""
+    """fp8 or int8; empty if x is in `dtype`."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -77,7 +97,12 @@ class AdaptiveAvgPool2dProblem(ResizedImages, Named):
 
     @property
     def bytes(self) -> int:
-        return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
+        return self.elements * ELEMENT_BYTES[self.stored] + self.output_elements * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def stored(self) -> str:
+        """Dtype of x."""
+        return self.x_dtype or self.dtype
 
     @property
     def rounding(self) -> float:
@@ -103,11 +128,16 @@ def _check(p: AdaptiveAvgPool2dProblem) -> None:
     check_problem("adaptive_avg_pool2d", p)
     require_at_least(1, {"output": min(p.output)})
     p.check_pitches("adaptive_avg_pool2d")
+    check_quantized("adaptive_avg_pool2d", p.x_dtype)
     for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
         if (size + 1) * outputs >= 2**31:
             raise UnsupportedError(
                 f"{size} pixels to {outputs} outputs: adaptive_avg_pool2d needs a product below 2^31"
             )
+
+
+SCALE = Buffer("scale", optional=True)
+"""Of a quantized x."""
 
 
 # --- rung lanes: several lanes of a warp share a window
@@ -126,8 +156,9 @@ class LanesConfig(Config):
 
 class Lanes(Rung[AdaptiveAvgPool2dProblem, LanesConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
-        if problem.layout != "nchw":
-            return f"{self.name} supports layout nchw, not {problem.layout}"
+        if problem.layout != "nchw" or problem.x_dtype:
+            given = f"{problem.stored} in layout {problem.layout}"
+            return f"{self.name} supports {', '.join(DTYPES)} in layout nchw, not {given}"
         if problem.batch == 0:
             return f"{self.name} needs at least one image, since idle lanes repeat the last output"
         if problem.output_elements * 32 >= 2**31:
@@ -175,7 +206,7 @@ class Naive(ThreadsRung[AdaptiveAvgPool2dProblem]):
             Program.of("adaptive_avg_pool2d/naive.cu", problem=problem),
             blocks(problem.output_elements, config.threads),
             config.threads,
-            Buffer("x"), Buffer("y"), pooling.shape(problem),
+            Buffer("x"), Buffer("y"), pooling.shape(problem), SCALE,
         )  # fmt: skip
 
 
@@ -212,7 +243,7 @@ class SlicedConfig(Config):
     """Parts of the pixels, one per CTA of a cluster."""
 
     def width(self, problem: AdaptiveAvgPool2dProblem) -> int:
-        return self.columns * widest_vector(problem.dtype, problem.channels)
+        return self.columns * widest_vector(problem.stored, problem.channels)
 
     def slices(self, problem: AdaptiveAvgPool2dProblem) -> int:
         return ceil_div(problem.channels, self.width(problem))
@@ -237,13 +268,13 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
         p = problem
         if p.layout != "nhwc" or p.output != (1, 1):
             return f"{self.name} supports whole images in layout nhwc, not {p.name} in {p.layout}"
-        if p.batch == 0 or p.batch * ceil_div(p.channels, widest_vector(p.dtype, p.channels)) >= 2**28:
+        if p.batch == 0 or p.batch * ceil_div(p.channels, widest_vector(p.stored, p.channels)) >= 2**28:
             return f"{self.name} needs at least one image, and counts CTAs in 32 bits; {p.name} has none or needs more"
-        return unsupported_pitch(self.name, p, ("x", "y"))
+        return refuses_bytes(self.name, p.x_dtype, p.channels) or unsupported_pitch(self.name, p, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SlicedConfig, ...]:
         p = problem
-        packs = p.channels // widest_vector(p.dtype, p.channels)
+        packs = p.channels // widest_vector(p.stored, p.channels)
         offered = [
             SlicedConfig(threads, columns, parts)
             for columns in sorted({min(packs, most) for most in (4, 8, 16, 32)})
@@ -256,8 +287,8 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
 
     def estimate(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> float:
         """Time of the busiest SM (bytes or instructions) or of DRAM, plus latency per wave."""
-        p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
-        sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
+        p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.stored]
+        sums, vector = config.pixel_sums(p), widest_vector(p.stored, p.channels)
         usable = max(1, self.card.max_active_clusters(config.parts) * config.parts)
         per_sm = ceil_div(config.blocks(p), usable)
         resident = min(per_sm, _THREADS_HELD // config.threads)
@@ -275,12 +306,12 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> Recipe:
         p = problem
-        sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
+        sums, vector = config.pixel_sums(p), widest_vector(p.stored, p.channels)
         return launch(
             Program.of("adaptive_avg_pool2d/sliced.cu", problem=p, config=config, sums=sums, vector=vector),
             config.blocks(p),
             config.threads,
-            Buffer("x"), Buffer("y"), p.batch, p.x_pitch or p.channels, p.y_pitch or p.channels,
+            Buffer("x"), Buffer("y"), p.batch, p.x_pitch or p.channels, p.y_pitch or p.channels, SCALE,
             shared_bytes=config.shared_bytes(p),
             cluster=(config.parts, 1, 1),
         )  # fmt: skip
@@ -312,6 +343,8 @@ class Vectorized(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} supports layout nhwc, not {problem.layout}"
+        if refusal := refuses_bytes(self.name, problem.x_dtype, problem.channels):
+            return refusal
         if self._blocks(problem) >= 2**31:
             return f"{self.name} counts CTAs in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
@@ -326,16 +359,16 @@ class Vectorized(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
         )
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SplitConfig) -> Recipe:
-        vector = widest_vector(problem.dtype, problem.channels)
+        vector = widest_vector(problem.stored, problem.channels)
         return launch(
             Program.of("adaptive_avg_pool2d/vectorised.cu", problem=problem, config=config, vector=vector),
             self._blocks(problem),
             VECTOR_LANES * config.splits,
-            Buffer("x"), Buffer("y"), pooling.shape(problem), self._channel_blocks(problem),
+            Buffer("x"), Buffer("y"), pooling.shape(problem), self._channel_blocks(problem), SCALE,
         )  # fmt: skip
 
     def _channel_blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
-        return blocks(problem.channels, VECTOR_LANES * widest_vector(problem.dtype, problem.channels))
+        return blocks(problem.channels, VECTOR_LANES * widest_vector(problem.stored, problem.channels))
 
     def _blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
         pixels = problem.batch * problem.output_height * problem.output_width
@@ -361,8 +394,14 @@ def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAv
 # --- the reference
 
 
+def random_inputs(
+    problem: AdaptiveAvgPool2dProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    return quantized_input(pooling.random_inputs(problem, device, seed), problem.x_dtype)
+
+
 def compute(problem: AdaptiveAvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
-    return F.adaptive_avg_pool2d(inputs["x"], problem.output)
+    return F.adaptive_avg_pool2d(dequantized(inputs), problem.output)
 
 
 # --- the operation
@@ -384,8 +423,11 @@ class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
         AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
         _square(1, 1, 1),
         AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
+        *(AdaptiveAvgPool2dProblem(3, 208, 7, 5, layout="nhwc", x_dtype=x_dtype) for x_dtype in QUANTIZED),
+        AdaptiveAvgPool2dProblem(2, 32, 5, 4, (2, 3), layout="nhwc", x_pitch=64, x_dtype="int8"),
     )
-    """Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches."""
+    """Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches,
+    quantized inputs."""
     dtypes = DTYPES
     layouts = LAYOUTS
     order = ("sliced", "vectorised", "lanes", "naive")

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
+from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import TWIN, Card
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, QUANTIZED, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -26,6 +26,12 @@ from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.shared import activation, rows
+from escalade.ops.shared.quantized_input import (
+    check_quantized,
+    dequantized,
+    quantized_input,
+    refuses_bytes,
+)
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -39,12 +45,12 @@ class LinearProblem(Named):
     type; `tf32` means fp32 storage with TF32 products. Accumulators are always fp32.
 
     With `pixels`, x is [batch][pixels][in_features], an NHWC image, and the layer's input is the mean over its pixels,
-    rounded to `dtype`.
+    rounded to `dtype`. With `x_dtype`, this image is quantized, and the means are multiplied by its `scale`.
     """
 
     NAME: ClassVar = NamePattern(
         "fully connected layer",
-        "{in_features}to{out_features}[_mean{pixels}]_b{batch}<_|+|{bias?bias}|{relu?relu}>"
+        "{in_features}to{out_features}[_mean{pixels}][_x{x_dtype:fp8|int8}]_b{batch}<_|+|{bias?bias}|{relu?relu}>"
         + activation.IN_NAME,
     )
 
@@ -58,11 +64,18 @@ class LinearProblem(Named):
     pixels: int = 1
     activation: str = ""
     """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
+    x_dtype: str = ""
+    """fp8 or int8; empty if x is in `dtype`."""
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
         check_fields("linear", self, MULTIPLIED, sizes)
         activation.normalize(self)
+        check_quantized("linear", self.x_dtype)
+        if self.x_dtype and self.pixels == 1:
+            raise UnsupportedError(
+                f"rows in {self.x_dtype}: linear reads them only to take means over pixels"
+            )
         if self.output_elements >= 2**38:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"
@@ -83,10 +96,15 @@ class LinearProblem(Named):
 
     @property
     def bytes(self) -> int:
-        inputs = self.input_elements + self.out_features * self.in_features
-        return ELEMENT_BYTES[self.dtype] * (
-            inputs + self.output_elements + (self.out_features if self.bias else 0)
+        parameters = self.out_features * (self.in_features + (1 if self.bias else 0))
+        return self.input_elements * ELEMENT_BYTES[self.stored] + ELEMENT_BYTES[self.dtype] * (
+            parameters + self.output_elements
         )
+
+    @property
+    def stored(self) -> str:
+        """Dtype of x."""
+        return self.x_dtype or self.dtype
 
     @property
     def rounding(self) -> float:
@@ -112,7 +130,7 @@ def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> di
     }
     if p.bias:
         inputs["bias"] = normal(p.out_features)
-    return inputs
+    return quantized_input(inputs, p.x_dtype)
 
 
 def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
@@ -127,7 +145,7 @@ def compute(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
 
 def exact(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
-    return compute(problem, dict(wide, x=_rows(problem, wide["x"])))
+    return compute(problem, dict(wide, x=_rows(problem, dequantized(wide))))
 
 
 def _rows(problem: LinearProblem, x: torch.Tensor) -> torch.Tensor:
@@ -140,11 +158,11 @@ def peer(problem: LinearProblem, inputs: Tensors) -> torch.Tensor:
 
     The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits.
     """
-    x = inputs["x"]
+    x, stored = dequantized(inputs), STORAGE[problem.dtype]
     if x.is_cuda:
         with precision(problem.dtype):
-            return compute(problem, dict(inputs, x=_rows(problem, x)))
-    rows = _rows(problem, x.float()).to(x.dtype)
+            return compute(problem, dict(inputs, x=_rows(problem, x).to(stored)))
+    rows = _rows(problem, x.float()).to(stored)
     if problem.dtype == "tf32":
         rounded = dict(inputs, x=round_to_tf32(rows), weight=round_to_tf32(inputs["weight"]))
         return compute(problem, rounded)
@@ -180,6 +198,13 @@ def launch_arguments(problem: LinearProblem, output: str = "y") -> tuple[Argumen
 @dataclass(frozen=True)
 class Naive(ThreadsRung[LinearProblem]):
     threads = (256, 128, 64)
+
+    def supports(self, problem: LinearProblem) -> str | None:
+        if problem.x_dtype:
+            return (
+                f"{self.name} supports x in {', '.join(MULTIPLIED)}, not {problem.x_dtype}; pool_first does"
+            )
+        return None
 
     def recipe(self, problem: LinearProblem, config: ThreadsConfig) -> Recipe:
         return launch(
@@ -470,9 +495,9 @@ def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
 
 def _pooling(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
     """Return the mean of images of `pixels` rows and one column: the same memory as x."""
-    stored = NAMES[STORAGE[problem.dtype]]
+    p, stored = problem, NAMES[STORAGE[problem.dtype]]
     return AdaptiveAvgPool2dProblem(
-        problem.batch, problem.in_features, problem.pixels, 1, dtype=stored, layout="nhwc"
+        p.batch, p.in_features, p.pixels, 1, dtype=stored, layout="nhwc", x_dtype=p.x_dtype
     )
 
 
@@ -506,7 +531,7 @@ class PoolFirst(Rung[LinearProblem]):
         return rung.tolerance(problem, peer_error)
 
     def _layer(self, problem: LinearProblem) -> tuple[Rung[LinearProblem], LinearProblem]:
-        plain = replace(problem, pixels=1)
+        plain = replace(problem, pixels=1, x_dtype="")
         rungs = (rung.on(self.card) for rung in plain_rungs(plain))
         return next(rung for rung in rungs if rung.supports(plain) is None), plain
 
@@ -548,7 +573,7 @@ class Pooled(Rung[LinearProblem, PooledConfig]):
                 f"{self.name} keeps a row of weights in a warp's registers; {problem.in_features} features in vectors "
                 f"of {_vector(problem)} do not fit"
             )
-        return None
+        return refuses_bytes(self.name, problem.x_dtype, problem.in_features)
 
     def configs(self, problem: LinearProblem) -> tuple[PooledConfig, ...]:
         return tuple(config for config in POOLED_CONFIGS if config.outputs**2 * _packs(problem) <= MOST_PACKS)
@@ -564,7 +589,7 @@ class Pooled(Rung[LinearProblem, PooledConfig]):
             config.blocks(p),
             config.threads,
             Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"), p.out_features,
-            WeightsReady(("weight", "bias")),
+            WeightsReady(("weight", "bias")), SCALE,
             shared_bytes=p.batch * p.in_features * (groups * 4 + ELEMENT_BYTES[p.dtype]),
         )  # fmt: skip
 
@@ -589,7 +614,7 @@ def one_launch_pays(problem: LinearProblem, card: Card = TWIN) -> bool:
     if POOLED.supports(problem) is not None:
         return False
     rates = card.rates
-    x = problem.input_elements * ELEMENT_BYTES[problem.dtype]
+    x = problem.input_elements * ELEMENT_BYTES[problem.stored]
     reading = max(x / (SM_BYTES * rates.clock), POOLED_CONFIGS[0].blocks(problem) * x / rates.l2)
     instructions = problem.input_elements * (1 if ELEMENT_BYTES[problem.dtype] == 4 else 2)
     return reading + instructions / (LANES * rates.clock) < rates.launch_us
@@ -654,6 +679,7 @@ class Linear(Operation[LinearProblem]):
         LinearProblem(4, 31, 17, relu=True, pixels=2),
         LinearProblem(1, 1040, 3, bias=True, pixels=29),
         LinearProblem(18, 40, 9, bias=True, pixels=4),
+        *(LinearProblem(2, 208, 19, bias=True, pixels=35, x_dtype=x_dtype) for x_dtype in QUANTIZED),
     )
     """Tested on the twin: a single row and several CTAs, odd feature counts, k in one piece and split; means over two
     pixels and over more than are loaded at once, of more features than a CTA has threads and of more rows than one

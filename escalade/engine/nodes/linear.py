@@ -28,7 +28,7 @@ from escalade.engine.nodes.base import (
     match_aten,
 )
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.signature import (
     FLAG,
     OPTIONAL_VECTOR,
@@ -43,6 +43,7 @@ from escalade.engine.nodes.views import Permute, Reshape
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem, as_convolution
+from escalade.ops.shared.quantized_input import dequantized
 
 # Rows that fill a tile of wgmma, and products for which that is worth setting up tensor maps.
 MANY_ROWS, MANY_PRODUCTS = 128, 2**30
@@ -54,7 +55,8 @@ _WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 
 class Linear(Operator):
     """y = x · weightᵀ + bias [+ residual], then ReLU or another expression.
 
-    With `pooled`, x is an image, and the layer reads the mean of its pixels.
+    With `pooled`, x is an image, and the layer reads the mean of its pixels; with `quantized`, the image is stored in
+    that dtype, divided by `scale`.
     """
 
     name = "linear"
@@ -119,7 +121,7 @@ class Linear(Operator):
         return len(node.shape) > 2 and not any(isinstance(size, Batch) for size in node.shape)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        x = inputs["x"].mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
+        x = dequantized(inputs).mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
         return activate(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs.get("residual"))
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
@@ -136,13 +138,14 @@ class Linear(Operator):
         rows = prod(forms.value(node.name).shape) // outputs
         pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
         problem = LinearProblem(
-            rows, features, outputs, "bias" in node.inputs, dtype=forms.dtype, pixels=pixels
-        )
+            rows, features, outputs, "bias" in node.inputs, dtype=forms.dtype, pixels=pixels,
+            x_dtype=node.attributes.get("quantized", ""),
+        )  # fmt: skip
         activation = activation_fields(node)
         if len(node.shape) > 2 or _is_large(problem):  # rows of more dimensions are pixels: there are many
             has_residual = "residual" in node.inputs
             return Lowered(CONV2D, replace(as_convolution(problem), residual=has_residual, **activation))
-        return Lowered(LINEAR, replace(problem, **activation))
+        return Lowered(LINEAR, replace(problem, **activation), {"scale": FP32})
 
 
 def _is_large(problem: LinearProblem) -> bool:

@@ -34,6 +34,7 @@ from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem, extra_referenc
 from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, MaxPool2dBackwardProblem, from_places
 from escalade.ops.reduce import REDUCE, ReduceProblem
 from escalade.ops.shared import prologue
+from escalade.ops.shared.quantized_input import dequantized
 from escalade.ops.shared.windowed import output_size
 
 INDICES = "places"
@@ -300,7 +301,10 @@ class AvgPool2dBackward(Operator):
 
 
 class AdaptiveAvgPool2d(Operator):
-    """Means of an image divided into `output` rows and columns."""
+    """Means of an image divided into `output` rows and columns.
+
+    With `quantized`, x is stored in that dtype, and `scale` is what it was divided by.
+    """
 
     name = "adaptive_avg_pool2d"
     preferred_layout = None
@@ -330,7 +334,7 @@ class AdaptiveAvgPool2d(Operator):
         return Reshape.instead_of(node, {"x": graph.add(replace(pooled, name=f"{node.name}_pool"))})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        return F.adaptive_avg_pool2d(inputs["x"], node.attributes["output"])
+        return F.adaptive_avg_pool2d(dequantized(inputs), node.attributes["output"])
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         return {RESULT: (*sizes["x"][:2], *attributes["output"])}
@@ -342,8 +346,11 @@ class AdaptiveAvgPool2d(Operator):
         return cls.matches(node) and a["output"] == (1, 1) and a.get("layout", "nhwc") == "nhwc"
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        problem = image_problem(AdaptiveAvgPool2dProblem, node, forms.value(node.inputs["x"]), forms.stored)
+        x_dtype = node.attributes.get("quantized", "")
+        problem = image_problem(
+            AdaptiveAvgPool2dProblem, node, forms.value(node.inputs["x"]), forms.stored, x_dtype=x_dtype
+        )
         if problem.layout == "nchw" and problem.output == (1, 1) and problem.pixels >= _LARGE_PLANE:
             planes = problem.batch * problem.channels
             return Lowered(REDUCE, ReduceProblem("mean", planes, problem.pixels, dtype=problem.dtype))
-        return Lowered(ADAPTIVE_AVG_POOL2D, problem)
+        return Lowered(ADAPTIVE_AVG_POOL2D, problem, {"scale": FP32})

@@ -140,19 +140,22 @@ def fuse_pooled_linear(graph: Graph, dtype: str) -> None:
         if not Reshape.matches(rows) or rows.shape != image[:2]:
             continue
         layer = graph.only_user(rows.name)
-        if not Linear.matches(layer) or not one_launch_pays(_problem(graph, layer, image, dtype)):
+        quantized = node.attributes.get("quantized", "")
+        if not Linear.matches(layer) or not one_launch_pays(_problem(graph, layer, image, dtype, quantized)):
             continue
-        pooled = layer.with_inputs(x=node.inputs["x"]).with_attributes(pooled=True)
+        pooled = layer.with_inputs(**node.inputs).with_attributes(pooled=True)
+        if quantized:
+            pooled = pooled.with_attributes(quantized=quantized)
         graph.nodes[layer.name] = replace(pooled, source=joint_source(node, layer))
         del graph.nodes[node.name], graph.nodes[rows.name]
 
 
-def _problem(graph: Graph, layer: Node, image: Shape, dtype: str) -> LinearProblem:
+def _problem(graph: Graph, layer: Node, image: Shape, dtype: str, quantized: str) -> LinearProblem:
     batch, _, height, width = image
     assert isinstance(batch, int) and isinstance(height, int) and isinstance(width, int)
     outputs, features = graph.constants[layer.inputs["weight"]].shape
     return problem_from(
         LinearProblem, layer,
         batch=batch, in_features=features, out_features=outputs, dtype=unquantized(dtype),
-        pixels=height * width,
+        pixels=height * width, x_dtype=quantized,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Quantization: convolutions with inputs, weights and results of one byte (e4m3 or s8), scaled by measured ranges.
 
+A mean over the pixels of an image reads bytes, too.
+
 A value v is stored as v / scale, where scale maps the largest magnitude seen in calibration to the largest number of
 the dtype. Weights have one scale per filter. The epilogue multiplies accumulators by one factor per filter, and divides
 the result by its own scale. A stem multiplies in 16 bits and stores bytes: its weights include the scale.
@@ -17,10 +19,11 @@ from escalade.engine.graph.graph import KEPT, Graph, Node, fixed_shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Quantize
+from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.stem import Stem
 from escalade.ops.base.dtypes import LARGEST
+from escalade.ops.shared.quantized_input import CHANNEL_UNIT
 
-CHANNEL_UNIT = 16  # channels and filters must be multiples of one 16-byte access
 SMALLEST_SCALE = 2.0**-40  # scale of values that were all zero
 
 # Times per image in ns on an H200, to weigh what quantization saves against the steps that only quantize values.
@@ -74,6 +77,12 @@ class _Quantization:
                 self._store_stem_in_bytes(node)
             else:
                 self._quantize(node)
+        for node in [node for node in graph if self._reads_bytes(node)]:
+            if (value := node.inputs["x"]) in self.in_bytes:
+                scale = graph.add_constant(
+                    f"{node.name}_scale", torch.tensor([self._scale(value)], device="cpu")
+                )
+                graph.nodes[node.name] = node.with_inputs(scale=scale).with_attributes(quantized=self.dtype)
 
     def _scale(self, value: str) -> float:
         return max(self.ranges[value] / LARGEST[self.dtype], SMALLEST_SCALE)
@@ -135,7 +144,16 @@ class _Quantization:
     def _is_only_read_in_bytes(self, node: Node) -> bool:
         readers = [other for other in self.graph if node.name in other.inputs.values()]
         is_internal = bool(readers) and node.name not in self.graph.outputs
-        return is_internal and all(other.name in self.quantized for other in readers)
+        return is_internal and all(
+            other.name in self.quantized or self._reads_bytes(other) for other in readers
+        )
+
+    def _reads_bytes(self, node: Node) -> bool:
+        """Return True for a mean, which converts bytes as it adds them up."""
+        if not AdaptiveAvgPool2d.is_nhwc_mean(node):
+            return False
+        channels = self.graph.shape_of(node.inputs["x"])[1]
+        return isinstance(channels, int) and channels % CHANNEL_UNIT == 0
 
     def _store_stem_in_bytes(self, node: Node) -> None:
         factor = 1 / self._scale(node.name)

@@ -8,6 +8,7 @@
 // Rung: `sliced`. Read common/pixel_sums.cuh (sums of a CTA).
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;         // problem.dtype
+using Stored = float;          // problem.stored: elements of x
 constexpr int CHANNELS = 512;  // problem.channels
 constexpr int PIXELS = 49;     // problem.pixels
 constexpr int WIDTH = 32;      // config.width(problem): channels per slice
@@ -25,8 +26,8 @@ constexpr int PER_PART = (PIXELS + PARTS - 1) / PARTS;
 constexpr int PADDED = (WIDTH + 3) / 4 * 4;  // channels, padded to whole accesses
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
-    adaptive_avg_pool2d_sliced(const Element* x, Element* __restrict__ y, int batch, int x_pitch,
-                               int y_pitch) {
+    adaptive_avg_pool2d_sliced(const Stored* x, Element* __restrict__ y, int batch, int x_pitch,
+                               int y_pitch, const float* __restrict__ scale) {
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
     float* sums_of_groups = take<float>(next, SUMS * WIDTH);
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         if (PARTS > 1)
             found[channel] = sum;
         else if (channel < columns * VECTOR)
-            means[channel] = from_float<Element>(sum / PIXELS);
+            means[channel] = from_float<Element>(scaled<Stored>(sum / PIXELS, scale));
     }
 #if PARTS > 1
     __syncthreads();
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) sum += pushed[i * PADDED + channel];
-        means[channel] = from_float<Element>(sum / PIXELS);
+        means[channel] = from_float<Element>(scaled<Stored>(sum / PIXELS, scale));
     }
 #endif
 }

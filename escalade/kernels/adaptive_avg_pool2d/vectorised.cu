@@ -7,12 +7,13 @@
 //
 // Rung: `vectorised`. linear launches it for the mean of `pool_first`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
-#include "common/elements.cuh"
+#include "common/quantized_input.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;             // problem.dtype
+using Stored = float;              // problem.stored: elements of x
 constexpr bool WHOLE_ROWS = true;  // problem.output_width == 1
 constexpr int VECTOR = 4;          // vector: channels per access
 constexpr int SPLITS = 16;         // config.splits: groups of lanes that share a window
@@ -25,7 +26,8 @@ constexpr int CHANNELS = VECTOR_LANES * VECTOR;  // per CTA
 constexpr int AHEAD = 8;                         // loads in flight per lane
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adaptive_avg_pool2d_vectorised(const Element* x, Element* y, PoolShape shape, u32 channel_blocks) {
+    adaptive_avg_pool2d_vectorised(const Stored* x, Element* y, PoolShape shape, u32 channel_blocks,
+                                   const float* __restrict__ scale) {
     __shared__ float sums_of_warps[WARPS][CHANNELS];
     wait_for_previous_launch();
 
@@ -40,23 +42,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const u32 channel = first_channel + threadIdx.x % VECTOR_LANES * VECTOR;
     const int pixels = channel < static_cast<u32>(shape.channels) ? window.pixels() : 0;
-    const Element* corner = x + image * shape.height * shape.width * shape.x_step() +
+    const Stored* corner = x + image * shape.height * shape.width * shape.x_step() +
                             (window.top * shape.width + window.left) * shape.x_step() + channel;
     float sums[VECTOR] = {};
     for (int first = threadIdx.x / VECTOR_LANES; first < pixels; first += AHEAD * SPLITS) {
-        Pack<Element, VECTOR> packs[AHEAD];
+        Pack<Stored, VECTOR> packs[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             const int at = first + i * SPLITS;
             packs[i] = {};
             if (at < pixels)
                 packs[i] =
-                    load_pack<Element, VECTOR>(corner + window.offset<WHOLE_ROWS>(at, shape) * shape.x_step());
+                    load_pack<Stored, VECTOR>(corner + window.offset<WHOLE_ROWS>(at, shape) * shape.x_step());
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i)
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(packs[i].at[e]);
+        for (int i = 0; i < AHEAD; ++i) add_pack(sums, packs[i]);
     }
 
     const int lane = threadIdx.x % 32;
@@ -72,6 +72,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float sum = 0.f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) sum += sums_of_warps[warp][c];
-        y[1LL * pixel * shape.y_step() + first_channel + c] = from_float<Element>(sum / window.pixels());
+        y[1LL * pixel * shape.y_step() + first_channel + c] = from_float<Element>(scaled<Stored>(sum / window.pixels(), scale));
     }
 }

@@ -3,7 +3,7 @@
 // LANES, GROUPS, SUMS, SHUFFLED and AHEAD.
 #pragma once
 
-#include "common/elements.cuh"
+#include "common/quantized_input.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
@@ -25,7 +25,8 @@ template <int BYTES>
 struct Words { using Type = Pack<u32, BYTES / 4>; };
 template <>
 struct Words<2> { using Type = Pack<u16, 1>; };
-using Loaded = Words<VECTOR * sizeof(Element)>::Type;
+template <class Stored>
+using Loaded = typename Words<VECTOR * sizeof(Stored)>::Type;
 
 // Allocates `count` elements of smem, rounded up to 16 bytes.
 template <class T>
@@ -37,29 +38,30 @@ __device__ __forceinline__ T* take(unsigned char*& next, int count) {
 
 // The next AHEAD pixels of a thread, GROUPS apart, all in flight; past the last it repeats the last. A conditional load
 // would be waited for before the next is issued.
-__device__ __forceinline__ void load_pixels(Loaded (&loaded)[AHEAD], const Element* column, int pixel, int last,
+template <class Stored>
+__device__ __forceinline__ void load_pixels(Loaded<Stored> (&loaded)[AHEAD], const Stored* column, int pixel, int last,
                                             int x_pitch) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)
-        loaded[i] = *reinterpret_cast<const Loaded*>(column + min(pixel + i * GROUPS, last) * x_pitch);
+        loaded[i] = *reinterpret_cast<const Loaded<Stored>*>(column + min(pixel + i * GROUPS, last) * x_pitch);
 }
 
 // Adds the loaded pixels below `count`. The others are zeroed by words, which are fewer than elements.
-__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], Loaded (&loaded)[AHEAD], int pixel, int count) {
+template <class Stored>
+__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], Loaded<Stored> (&loaded)[AHEAD], int pixel,
+                                           int count) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
         for (auto& word : loaded[i].at) word = pixel + i * GROUPS < count ? word : 0;
-        const auto& values = reinterpret_cast<const Pack<Element, VECTOR>&>(loaded[i]);
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(values.at[e]);
+        add_pack(sums, reinterpret_cast<const Pack<Stored, VECTOR>&>(loaded[i]));
     }
 }
 
 // Sums over this CTA's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES adjacent threads have the packs
 // of a pixel. If they divide a warp, its threads reduce by shuffles, and there is one sum per warp. All threads call
 // `meanwhile` once their first loads are in flight. `last` is the image's last pixel, relative to the CTA's first.
-template <class Meanwhile>
-__device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
+template <class Stored, class Meanwhile>
+__device__ __forceinline__ void sum_slice(float* sums_of_groups, const Stored* x, int first_image, int batch,
                                           int columns, int pixels, int last, int x_pitch, Meanwhile meanwhile) {
     const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
     x += 1LL * min(first_image + image, batch - 1) * PIXELS * x_pitch;  // past the last image, repeats it
@@ -67,14 +69,14 @@ __device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* 
     for (int first = 0; first < COLUMNS; first += LANES) {  // uniform over the lanes of a warp
         const int column = first + threadIdx.x % LANES;
         const int count = image < IMAGES && column < columns ? pixels : 0;
-        const Element* here = x + min(column, columns - 1) * VECTOR;
+        const Stored* here = x + min(column, columns - 1) * VECTOR;
         float sums[VECTOR] = {};
-        Loaded loaded[AHEAD];
+        Loaded<Stored> loaded[AHEAD];
         int pixel = group;
         load_pixels(loaded, here, pixel, last, x_pitch);
         if (first == 0) meanwhile();
         while (true) {
-            add_pixels(sums, loaded, pixel, count);
+            add_pixels<Stored>(sums, loaded, pixel, count);
             pixel += GROUPS * AHEAD;
             if (pixel >= count) break;
             load_pixels(loaded, here, pixel, last, x_pitch);

@@ -11,6 +11,7 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;            // problem.dtype
+using Stored = float;             // problem.stored: elements of x
 constexpr bool HAS_BIAS = true;   // problem.bias
 constexpr bool HAS_RELU = false;  // problem.relu
 constexpr int FEATURES = 64;      // problem.in_features
@@ -23,6 +24,7 @@ constexpr int AHEAD = 3;          // ahead
 constexpr int OUTPUTS = 1;        // config.outputs: output features per warp
 #endif
 
+#include "common/quantized_input.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
@@ -35,33 +37,30 @@ using Values = Pack<Element, VECTOR>;
 
 // COUNT pixels, GROUPS apart, all in flight.
 template <int COUNT>
-__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Element* column) {
-    Values packs[COUNT > 0 ? COUNT : 1];
+__device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Stored* column) {
+    Pack<Stored, VECTOR> packs[COUNT > 0 ? COUNT : 1];
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) packs[i] = load_pack<Element, VECTOR>(column + 1LL * i * GROUPS * FEATURES);
+    for (int i = 0; i < COUNT; ++i) packs[i] = load_pack<Stored, VECTOR>(column + 1LL * i * GROUPS * FEATURES);
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(packs[i].at[e]);
+    for (int i = 0; i < COUNT; ++i) add_pack(sums, packs[i]);
 }
 
 // A thread's sums over its pixels of one image. Pixels that all groups have need no check; the extra one of some groups
 // is loaded first.
-__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group) {
+__device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Stored* column, int group) {
     constexpr int ALL = PIXELS / GROUPS, SOME = PIXELS % GROUPS;
     column += 1LL * group * FEATURES;
-    Values last = {};
-    if (group < SOME) last = load_pack<Element, VECTOR>(column + 1LL * ALL * GROUPS * FEATURES);
+    Pack<Stored, VECTOR> last = {};
+    if (group < SOME) last = load_pack<Stored, VECTOR>(column + 1LL * ALL * GROUPS * FEATURES);
 #pragma unroll 1
     for (int i = 0; i < ALL / AHEAD; ++i) add_pixels<AHEAD>(sums, column + 1LL * i * AHEAD * GROUPS * FEATURES);
     add_pixels<ALL % AHEAD>(sums, column + 1LL * (ALL - ALL % AHEAD) * GROUPS * FEATURES);
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(last.at[e]);
+    add_pack(sums, last);
 }
 
 // Means of every row, by all threads of the CTA.
 __device__ __forceinline__ void take_means(Element (*means)[FEATURES], float (*parts)[GROUPS][FEATURES],
-                                           const Element* x) {
+                                           const Stored* x, const float* scale) {
     const int group = threadIdx.x / LANES;
     if (group < GROUPS) {
 #pragma unroll 1
@@ -85,14 +84,14 @@ __device__ __forceinline__ void take_means(Element (*means)[FEATURES], float (*p
         float sum = 0.f;
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) sum += parts[row][g][feature];
-        means[row][feature] = from_float<Element>(sum / PIXELS);
+        means[row][feature] = from_float<Element>(scaled<Stored>(sum / PIXELS, scale));
     }
     __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    linear_pooled(const Element* x, const Element* weight, const Element* bias, Element* y, int out_features,
-                  int weights_ready) {
+    linear_pooled(const Stored* x, const Element* weight, const Element* bias, Element* y, int out_features,
+                  int weights_ready, const float* __restrict__ scale) {
     extern __shared__ __align__(16) unsigned char shared[];
     float(*parts)[GROUPS][FEATURES] = reinterpret_cast<float(*)[GROUPS][FEATURES]>(shared);
     Element(*means)[FEATURES] = reinterpret_cast<Element(*)[FEATURES]>(parts + ROWS);
@@ -113,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                            min(i * 32 + lane, CHUNKS - 1) * VECTOR);
     const float offset = HAS_BIAS ? to_float(bias[min(output, out_features - 1)]) : 0.f;
     wait_for_previous_launch();  // returns at once if already waited for
-    take_means(means, parts, x);
+    take_means(means, parts, x, scale);
 
 #pragma unroll(PACKS * OUTPUTS <= 4 ? ROWS : 1)  // else the weights of all rows are converted at once
     for (int row = 0; row < ROWS; ++row) {
