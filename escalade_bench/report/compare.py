@@ -84,8 +84,9 @@ SYSTEMS = (
 LEGEND = (
     "*vs best peer* is the time of the fastest peer divided by ours, by the same clock: above 1× we are faster. The "
     "best peer is the best of all that were measured with the same PyTorch, CUDA and cuDNN, of any commit; *note* "
-    "names a peer that matters and is missing. PyTorch eager and JAX have no CUDA graph, and so no device time: they "
-    "are in the tables of wall-clock calls. *measured* is the commit and the day of our figure."
+    "names a peer that matters and is missing. PyTorch eager and JAX have no CUDA graph, and so no device time: where "
+    "their calls in a row, by the wall clock, beat all device times, the ratio over them is an upper bound, as *note* "
+    "says. *measured* is the commit and the day of our figure."
 )
 
 

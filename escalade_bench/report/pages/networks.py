@@ -84,16 +84,17 @@ def _compared(what: str, records: Sequence[Record]) -> Iterator[Table]:
 
 
 def _accuracy(records: Sequence[Record]) -> Iterator[Table]:
-    if any(record.accuracy is not None for record in records):
-        yield _labelled(records)
-    else:
+    labelled = [record for record in records if record.accuracy is not None]
+    if labelled:
+        yield _labelled(labelled)
+    if others := [record for record in records if record.accuracy is None]:
         shown = columns("dtype|answers=note|error at the logits=error|allowed")
-        yield Table(shown, records, title="Against float64 on the CPU")
+        yield Table(shown, others, title="Against float64 on the CPU")
 
 
 def _labelled(records: Sequence[Record]) -> Table:
     """A row for each dtype, a column for each number of images; the first row is float64."""
-    counts = sorted({r.batch for r in records if r.accuracy is not None})
+    counts = sorted({r.batch for r in records})
     exact = {r.batch: r.note.removeprefix("float64: ") for r in records}
     rows = [["float64", *(exact.get(count, "") for count in counts), "", records]]
     for dtype, own in sorted(grouped(records, lambda r: r.dtype).items(), key=lambda item: place(item[0])):
