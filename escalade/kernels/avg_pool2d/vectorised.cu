@@ -7,7 +7,7 @@
 // Rung: `vectorised`. Read divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "common/elements.cuh"
-#include "common/load_if.cuh"
+#include "common/loads.cuh"
 #include "common/prologue.cuh"
 #include "common/ptx.cuh"
 #include "common/window_size.cuh"
