@@ -211,7 +211,19 @@ def registers_configs(
 
 
 @dataclass(frozen=True)
-class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
+class RowsConfig(RegistersConfig):
+    rows: int
+    """Rows per thread, loaded together."""
+
+
+_ROWS = (4, 2, 1)
+_LINE_BYTES = 128
+_BUSY_THREADS = 1024
+"""Threads per SM that fill it, at 64 registers each."""
+
+
+@dataclass(frozen=True)
+class InRegisters(Rung[LayerNormProblem, RowsConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
         if self._offered(problem):
             return columns.refusal_of_dense(self.name, problem.inner)
@@ -219,18 +231,41 @@ class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
         most = MOST_THREADS * (MOST_VALUES // width) * width
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
-    def configs(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
-        return self._offered(problem)
+    def configs(self, problem: LayerNormProblem) -> tuple[RowsConfig, ...]:
+        """For many rows prefer accesses of whole cache lines, then the most rows per thread that keep the card busy."""
+        p, few_rows = problem, self._few_rows(problem)
+        width = widest_vector(p.dtype, p.features)
+
+        def rank(config: RowsConfig) -> tuple[int, bool, int]:
+            accessed = config.row_threads * width * ELEMENT_BYTES[p.dtype]
+            is_partial = config.packs > 1 and accessed < _LINE_BYTES
+            threads = ceil_div(p.batch, config.rows) * config.row_threads
+            is_idle = config.rows > 1 and threads < _BUSY_THREADS * self.card.multiprocessors
+            idle_threads = 0 if few_rows else config.row_threads * config.packs * width - p.features
+            return idle_threads, is_partial and not few_rows, -config.rows if not is_idle else config.rows
+
+        offered = [
+            RowsConfig(**config.as_dict(), rows=rows)
+            for config in self._offered(p)
+            for rows in _ROWS
+            if rows == 1 or (config.row_threads <= 32 and rows * config.packs * width <= MOST_VALUES)
+        ]
+        return tuple(sorted(offered, key=rank))
+
+    def _few_rows(self, problem: LayerNormProblem) -> bool:
+        return problem.batch <= self.card.busy_blocks
 
     def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
         width = widest_vector(problem.dtype, problem.features)
-        few_rows = problem.batch <= self.card.busy_blocks
-        return registers_configs(problem.features // width, MOST_VALUES // width, MOST_THREADS, 128, few_rows)
+        return registers_configs(
+            problem.features // width, MOST_VALUES // width, MOST_THREADS, 128, self._few_rows(problem)
+        )
 
-    def recipe(self, problem: LayerNormProblem, config: RegistersConfig) -> Recipe:
+    def recipe(self, problem: LayerNormProblem, config: RowsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.features)
-        program = _program("in_registers", problem, config=config, vector=vector)
-        grid = ceil_div(problem.batch, config.threads // config.row_threads)
+        full = config.row_threads * config.packs * vector == problem.features
+        program = _program("in_registers", problem, config=config, vector=vector, full=full)
+        grid = ceil_div(problem.batch, config.threads // config.row_threads * config.rows)
         return launch(program, grid, config.threads, *arguments(problem))
 
 

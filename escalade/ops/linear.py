@@ -14,7 +14,15 @@ from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, 
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import TWIN, Card
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, QUANTIZED, STORAGE, widest_vector
+from escalade.ops.base.dtypes import (
+    ELEMENT_BYTES,
+    MULTIPLIED,
+    NAMES,
+    QUANTIZED,
+    STORAGE,
+    full_vector,
+    widest_vector,
+)
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -419,6 +427,77 @@ WARP_PER_OUTPUT = WarpPerOutput(
 # --- rungs on tensor cores
 
 
+@dataclass(frozen=True)
+class StreamConfig(Config):
+    output_tiles: int
+    """16 outputs each, per CTA."""
+    units: int
+    """Pieces of k per warp that are loaded together."""
+    warps: int
+    """Warps per CTA, along k."""
+    evict_first: bool
+    """True if weights are the first to leave L2."""
+
+
+MOST_STREAMED_ROWS = 32
+"""Largest number of rows; every CTA reads all of them."""
+LEAST_STREAMED = 1 << 22
+"""Fewest weights for which streaming them takes longer than a launch and one round trip."""
+_STREAMED_OUTPUTS = 2048
+"""Fewest outputs that give every SM a CTA."""
+_SM_WARPS = 16
+"""Warps per SM at 128 registers per thread."""
+
+
+class Streamed(Rung[LinearProblem, StreamConfig]):
+    def supports(self, problem: LinearProblem) -> str | None:
+        if problem.dtype not in ("fp16", "bf16"):
+            return f"{self.name} supports fp16 and bf16, not {problem.dtype}"
+        if problem.batch > MOST_STREAMED_ROWS:
+            return (
+                f"{self.name} takes up to {MOST_STREAMED_ROWS} rows, not {problem.batch}: every CTA reads all"
+            )
+        if problem.in_features % full_vector(problem.dtype):
+            return (
+                f"{self.name} loads 16 bytes, and needs a multiple of 8 features, not {problem.in_features}"
+            )
+        return refuses_pixels(self.name, problem)
+
+    def configs(self, problem: LinearProblem) -> tuple[StreamConfig, ...]:
+        """Default to 32 outputs per CTA if several tiles of rows are read less often so and all SMs have work."""
+        weight_bytes = problem.in_features * problem.out_features * ELEMENT_BYTES[problem.dtype]
+        is_kept = (
+            weight_bytes <= self.card.l2_bytes // 2
+        )  # the other half of L2 has copies for the other partition
+        wide = (
+            _row_tiles(problem) > 1 and ceil_div(problem.out_features, 32) >= 0.9 * self.card.multiprocessors
+        )
+        tiles = (2, 1) if wide else (1, 2)
+        units = (2, 1) if _row_tiles(problem) <= 2 else (1, 2)
+        return tuple(
+            StreamConfig(some, together, 8, evict_first)
+            for evict_first in (not is_kept, is_kept)
+            for some in tiles
+            for together in units
+        )
+
+    def recipe(self, problem: LinearProblem, config: StreamConfig) -> Recipe:
+        return launch(
+            Program.of(
+                "linear/streamed.cu", constants=activation.constants_of(problem), problem=problem, config=config,
+                row_tiles=_row_tiles(problem), blocks_per_sm=_SM_WARPS // config.warps,
+            ),
+            ceil_div(problem.out_features, 16 * config.output_tiles),
+            config.warps * 32,
+            *launch_arguments(problem), WeightsReady(("weight", "bias")),
+        )  # fmt: skip
+
+
+def _row_tiles(problem: LinearProblem) -> int:
+    """Return the columns of products, eight rows of x each."""
+    return ceil_div(problem.batch, 8)
+
+
 def as_convolution(problem: LinearProblem) -> Conv2dProblem:
     """Return the layer as a convolution of one-pixel images, over the same buffers."""
     return Conv2dProblem(
@@ -459,6 +538,15 @@ class AsPointwiseConvolution(Rung[LinearProblem]):
         return self._rung.tolerance(as_convolution(problem), peer_error)
 
 
+STREAMED = Streamed(
+    "streamed",
+    "for a few rows: mma.sync with weights and rows straight from global memory to registers, k split among warps",
+    below="warp_per_output",
+    # 4096to4096 at batch 16 in fp16: 34 MB at 4.2 TB/s, 8 us. warp_per_output reads them twice, and takes 24
+    # instructions for 16 bytes of weights and a row of x.
+    predicted_gain=2.0,
+)
+
 # Predictions are for 25088to4096 at batch 32, 6.6 GFLOP and 206 MB of fp16 weights.
 TENSOR_CORE = AsPointwiseConvolution(
     "tensor_core",
@@ -490,7 +578,9 @@ def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
     """Return the rungs without pooling, fastest expected first. Split products are omitted: they turn an infinity into
     NaN."""
     few = (WARP_PER_OUTPUT,) if problem.batch <= FEW_ROWS[problem.dtype] else ()
-    return (*few, TENSOR_CORE, TILED)
+    is_stream = problem.out_features >= _STREAMED_OUTPUTS
+    is_stream &= problem.in_features * problem.out_features >= LEAST_STREAMED
+    return (*((STREAMED,) if is_stream else ()), *few, TENSOR_CORE, TILED)
 
 
 def _pooling(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
@@ -651,6 +741,7 @@ class Linear(Operation[LinearProblem]):
             NAIVE,
             TILED,
             WARP_PER_OUTPUT,
+            STREAMED,
             TENSOR_CORE,
             TENSOR_CORE_SPLIT,
             POOL_FIRST,
@@ -671,6 +762,7 @@ class Linear(Operation[LinearProblem]):
         LinearProblem(8, 36, 20),
         LinearProblem(13, 130, 9, relu=True),
         LinearProblem(2, 2056, 5, bias=True),
+        LinearProblem(19, 1096, 37, bias=True, relu=True),
         LinearProblem(37, 48, 68, bias=True),
         LinearProblem(70, 31, 130, relu=True),
         LinearProblem(1, 1, 1),

@@ -21,7 +21,7 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung, first_that
+from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
@@ -119,23 +119,40 @@ def refusal(size: tuple[int, int], pads: tuple[int, int, int, int], mode: str) -
 
 
 @dataclass(frozen=True)
-class Copies(ThreadsRung[Pad2dProblem]):
-    threads = (256, 128, 512)
+class BandConfig(ThreadsConfig):
+    rows: int = 1
+    """Outputs per thread."""
+
+
+_BUSY_THREADS = 1024
+"""Threads per SM, with four packs in flight each, that fill it."""
+
+
+@dataclass(frozen=True)
+class Copies(Rung[Pad2dProblem, BandConfig]):
     wide: bool
     """True if a thread takes several channels, in NHWC."""
 
     def supports(self, problem: Pad2dProblem) -> str | None:
         if self.wide and problem.layout != "nhwc":
             return f"{self.name} supports layout nhwc, not {problem.layout}"
-        if self._threads(problem) >= 2**32 - 2**10:
+        if self._threads(problem, 1) >= 2**32 - 2**10:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
+    def configs(self, problem: Pad2dProblem) -> tuple[BandConfig, ...]:
+        """Prefer the most rows that keep the card busy, and small CTAs if there are few."""
+        if not self.wide:
+            return tuple(BandConfig(threads) for threads in (256, 128, 512))
+        busy = _BUSY_THREADS * self.card.multiprocessors
+        every = tuple(BandConfig(threads, rows) for threads in (256, 128) for rows in (4, 2, 1))
+        return first_that(lambda one: self._threads(problem, one.rows) >= busy, every, BandConfig(128))
+
+    def recipe(self, problem: Pad2dProblem, config: BandConfig) -> Recipe:
         p = problem
         return launch(
-            Program.of("pad2d/copies.cu", problem=p, vector=self._vector(p)),
-            blocks(self._threads(p), config.threads),
+            Program.of("pad2d/copies.cu", problem=p, vector=self._vector(p), rows=config.rows),
+            blocks(self._threads(p, config.rows), config.threads),
             config.threads,
             Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value,
         )  # fmt: skip
@@ -143,15 +160,16 @@ class Copies(ThreadsRung[Pad2dProblem]):
     def _vector(self, problem: Pad2dProblem) -> int:
         return widest_vector(problem.dtype, problem.channels) if self.wide else 1
 
-    def _threads(self, problem: Pad2dProblem) -> int:
-        return problem.output_elements // self._vector(problem)
+    def _threads(self, problem: Pad2dProblem, rows: int) -> int:
+        p = problem
+        return p.batch * blocks(p.output_height, rows) * p.output_width * (p.channels // self._vector(p))
 
 
 # Predictions are for 64 channels of 112 x 112 with a row and a column more, batch 32, fp16: 104 MB, 25 us.
 NAIVE = Copies("naive", "one thread per element of the result", None, None, wide=False)
 VECTORISED = Copies(
     "vectorised",
-    "16 bytes of channels per thread",
+    "16 bytes of channels per thread, for several outputs of a column in flight",
     below="naive",
     # 26 million threads of 80 instructions (72 us) against 25 us, the DRAM bound.
     predicted_gain=2.8,

@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import IDENTITY, Expression
@@ -107,6 +107,15 @@ _LEAST_TURNS = 4
 _SM_THREADS, _LONG = 2048, 1024
 """Threads that fill an SM, and packs of a row that a CTA reads in several turns."""
 _SEGMENT = 32  # most adjacent accesses per CTA: a warp's
+_WARP = 32
+_LANES = (1, 2, 4, 8, 16, 32)
+_COSTLY = ("var", "logsumexp")
+"""Kinds whose states take divisions or exponentials to merge."""
+_LINE_BYTES = 128
+_IN_FLIGHT = 4
+"""Most accesses in flight per thread."""
+_BUSY_THREADS = 1024
+"""Threads per SM with `_IN_FLIGHT` accesses each that have 64 KB in flight."""
 _X, _Y, _PARTIAL = Buffer("x"), Buffer("y"), Buffer("partial", optional=True)
 
 
@@ -123,6 +132,8 @@ class SharedConfig(Config):
 class RowsConfig(SharedConfig):
     row_threads: int
     """Threads per row: part of a warp, or a CTA."""
+    rows: int = 1
+    """Rows per thread, loaded together."""
 
 
 def _program(source: str, problem: ReduceProblem, **scope: Any) -> Program:
@@ -169,6 +180,22 @@ class Naive(ThreadsRung[ReduceProblem]):
         )  # fmt: skip
 
 
+def _lanes(packs: int, access_bytes: int) -> int:
+    """Return the threads of a warp for a short row: none idle, accesses of whole cache lines, and as few as possible.
+
+    Without `access_bytes` just as few as possible.
+    """
+    if not access_bytes:
+        return next((lanes for lanes in _LANES if packs <= _IN_FLIGHT * lanes), _WARP)
+
+    def rank(lanes: int) -> tuple[int, bool]:
+        turns = ceil_div(packs, lanes)
+        return turns * lanes - packs, turns > 1 and lanes * access_bytes < _LINE_BYTES
+
+    fitting = [lanes for lanes in _LANES if packs <= _IN_FLIGHT * lanes and lanes < 2 * packs]
+    return min(fitting, key=rank, default=_WARP)
+
+
 @dataclass(frozen=True)
 class Rows(Rung[ReduceProblem, RowsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
@@ -179,17 +206,29 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
     def configs(self, problem: ReduceProblem) -> tuple[RowsConfig, ...]:
         """For many rows prefer the fewest threads each that have a few packs; for few rows whole CTAs, and several of
         them if each has enough to do."""
-        packs = problem.reduced // widest_vector(problem.dtype, problem.reduced)
-        narrow = next((threads for threads in (1, 2, 4, 8, 16, 32) if packs <= 4 * threads), 32)
+        vector = widest_vector(problem.dtype, problem.reduced)
+        packs = problem.reduced // vector
+        narrow = _lanes(packs, 0 if problem.kind in _COSTLY else vector * ELEMENT_BYTES[problem.dtype])
         wide = 128 if packs <= 1024 else 256 if packs <= 8192 else 512
         wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch))
         splits = max(1, min(wanted, packs // (wide * _LEAST_TURNS)))
-        by_warps = [RowsConfig(128, in_flight, 1, narrow) for in_flight in (4, 2)]
+        by_warps = self._by_warps(problem.batch, packs, narrow)
         by_blocks = [RowsConfig(wide, in_flight, splits, wide) for in_flight in (4, 2)]
         whole = [RowsConfig(wide, 4, 1, wide)] if splits > 1 else []
         few = problem.batch * narrow < self.card.busy_blocks * 32 and packs > 32
         few |= problem.batch * narrow < self.card.multiprocessors * _SM_THREADS and packs >= _LONG
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
+
+    def _by_warps(self, batch: int, packs: int, lanes: int) -> list[RowsConfig]:
+        """Prefer the most rows per thread that keep the card busy."""
+        in_flight = min(_IN_FLIGHT, ceil_div(packs, lanes))
+        if packs > _IN_FLIGHT * lanes:
+            return [RowsConfig(128, some, 1, lanes) for some in (_IN_FLIGHT, 2)]
+        busy = _BUSY_THREADS * self.card.multiprocessors
+        every = [
+            RowsConfig(128, in_flight, 1, lanes, rows) for rows in (4, 2, 1) if rows * in_flight <= _IN_FLIGHT
+        ]
+        return list(first_that(lambda config: ceil_div(batch, config.rows) * lanes >= busy, every))
 
     def recipe(self, problem: ReduceProblem, config: RowsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.reduced)
@@ -198,9 +237,9 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         splits = ceil_div(packs, per_split)
         call = kernel_call(
             _program("rows", problem, config=config, vector=vector, split=splits > 1),
-            (ceil_div(problem.batch, config.threads // config.row_threads), splits),
+            (ceil_div(problem.batch, config.threads // config.row_threads * config.rows), splits),
             config.threads,
-            _X, _Y, _PARTIAL, Int64(problem.batch), packs, per_split, _divisor(problem),
+            _X, _Y, _PARTIAL, problem.batch, packs, per_split, _divisor(problem),
         )  # fmt: skip
         return _recipe(problem, call, splits)
 

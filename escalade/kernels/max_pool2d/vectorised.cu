@@ -14,6 +14,8 @@ constexpr bool BEHIND_RELU = false;  // problem.behind_relu
 constexpr int OUTPUT_ROWS = 2;       // config.rows: outputs per thread
 constexpr int OUTPUT_COLUMNS = 2;    // config.columns
 constexpr int VECTOR = 4;            // vector: channels per access
+constexpr int THREADS = 128;         // config.threads
+constexpr int BLOCKS_PER_SM = 0;     // blocks_per_sm: limits registers; 0: the compiler's choice
 #endif
 
 #include "common/pool_shape.cuh"
@@ -25,8 +27,8 @@ constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
 using Vector = Values<VECTOR>;
 
-extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, unsigned char* indices,
-                                                 PoolShape shape) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    max_pool2d_vectorised(const Element* x, Element* y, unsigned char* indices, PoolShape shape) {
     wait_for_previous_launch();
     const u32 vectors = shape.channels / VECTOR;
     const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;

@@ -20,6 +20,10 @@ from escalade.ops.shared.windowed import WindowedImages
 
 BUSY_THREADS = 4 * 2048
 """Threads per SM that fill it four times."""
+_BUSY_PACKS = 3 * 1024
+"""Threads per SM that fill it several times, each with several packs in flight."""
+_ONE_OUTPUT_REGISTERS = 64
+"""Registers per thread with one output: enough for all loads of a 3x3 window to be in flight at once."""
 MOST_LOADS = 81
 """Most loads per window, since the kernel unrolls them."""
 
@@ -73,10 +77,15 @@ class WindowRuns(Rung[W, RunConfig]):
         """Return True if such runs keep every SM busy."""
         return self.threads_for(problem, run) >= BUSY_THREADS * self.card.multiprocessors
 
+    def blocks_per_sm(self, run: RunConfig) -> int:
+        """Return the CTAs per SM that registers are limited for; 0: no limit."""
+        return 0
+
     def recipe(self, problem: W, config: RunConfig) -> Recipe:
         p: Any = problem
         generated = prologue.constants(p) if getattr(p, "prologue", "") else {}
         scope: dict[str, Any] = {"problem": p, "config": config, **self.widths(problem, config)}
+        scope["blocks_per_sm"] = self.blocks_per_sm(config)
         return launch(
             Program.of(self.source, constants=generated, **scope),
             blocks(self.threads_for(problem, config), config.threads),
@@ -86,6 +95,7 @@ class WindowRuns(Rung[W, RunConfig]):
 
 
 RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4), (2, 4)))
+_SMALL = RunConfig(1, 1, 64)
 
 
 @dataclass(frozen=True)
@@ -97,10 +107,16 @@ class ChannelPacks(WindowRuns[W]):
     pitched = ("x", "y")
 
     def configs(self, problem: W) -> tuple[RunConfig, ...]:
-        """Default to 2x2 outputs if that keeps the card busy, else one."""
-        fitting = [run for run in RUNS if self._fits(problem, run)]
-        default = RUNS[0] if self.is_busy(problem, RUNS[0]) else RUNS[1]
+        """Default to 2x2 outputs if that keeps the card busy, else one; in small CTAs if they are few."""
+        fitting = [run for run in (*RUNS, _SMALL) if self._fits(problem, run)]
+        is_busy = self.threads_for(problem, RUNS[0]) >= _BUSY_PACKS * self.card.multiprocessors
+        is_small = self.threads_for(problem, _SMALL) < RUNS[1].threads * self.card.multiprocessors
+        default = RUNS[0] if is_busy else _SMALL if is_small else RUNS[1]
         return tuple(sorted(fitting, key=lambda run: run != default))
+
+    def blocks_per_sm(self, run: RunConfig) -> int:
+        registers = self.card.registers // _ONE_OUTPUT_REGISTERS
+        return registers // run.threads if run.rows * run.columns == 1 else 0
 
     def _fits(self, problem: W, run: RunConfig) -> bool:
         p = problem

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, avg_pool2d
 from escalade.ops.avg_pool2d import AvgPool2dProblem
+from escalade.ops.base.card import H200
 from escalade.ops.choose.choice import choose
+from tests.support import check
 
 CPU = torch.device("cpu")
 PLAIN = AvgPool2dProblem(2, 8, 9, 9, (3, 3), (2, 2), (1, 1))
@@ -85,3 +87,23 @@ def test_a_nan_is_in_its_means_alone() -> None:
     x[0, 1, 0, 0] = float("nan")
     y = avg_pool2d(x, 2, padding=1)
     assert torch.equal(y.isnan(), F.avg_pool2d(x, 2, padding=1).isnan()) and y.isnan().sum() == 1
+
+
+def test_the_outputs_per_thread_follow_the_size() -> None:
+    rung = OPERATIONS["avg_pool2d"].ladder.rung("vectorised").on(H200)
+    image = replace(PLAIN, channels=64, height=64, width=64, dtype="fp16", layout="nhwc")
+    found = [rung.configs(replace(image, batch=batch))[0] for batch in (1, 16, 256)]
+    assert [(one.rows, one.columns, one.threads) for one in found] == [(1, 1, 64), (1, 1, 128), (2, 2, 128)]
+    registers = [rung.blocks_per_sm(one) * one.threads * 64 for one in found]
+    assert registers == [H200.registers, H200.registers, 0]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_every_run_of_outputs(dtype: str, seed: int) -> None:
+    problem = AvgPool2dProblem(
+        2, 24, 9, 11, (3, 3), (2, 2), (1, 1), dtype=dtype, layout="nhwc", count_padding=False
+    )
+    operation = OPERATIONS["avg_pool2d"]
+    rung = operation.ladder.rung("vectorised")
+    for config in rung.configs(problem):
+        check(operation, rung, problem, config, CPU, seed)

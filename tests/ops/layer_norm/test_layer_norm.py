@@ -10,6 +10,7 @@ from escalade import ops
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
+from tests.support import check
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 5), (4,), (0, 8)])
@@ -58,3 +59,20 @@ def test_many_narrow_rows_leave_no_thread_idle() -> None:
     problem = LayerNormProblem(100_352, 96, dtype="fp16")
     config = LAYER_NORM.ladder.rung("in_registers").configs(problem)[0].as_dict()
     assert config["row_threads"] * config["packs"] == 12
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "rms"),
+    [(37, 64, False), (41, 64, True), (19, 44, False), (530, 24, False), (3, 520, False)],
+)
+def test_every_split_of_rows_over_threads(rows: int, features: int, rms: bool, seed: int) -> None:
+    problem = LayerNormProblem(rows, features, rms=rms, bias=not rms, dtype="fp16")
+    rung = LAYER_NORM.ladder.rung("in_registers")
+    for config in rung.configs(problem):
+        check(LAYER_NORM, rung, problem, config, torch.device("cpu"), seed)
+
+
+def test_short_rows_are_read_by_whole_lines() -> None:
+    problem = LayerNormProblem(1 << 20, 64, dtype="fp16")
+    config = LAYER_NORM.ladder.rung("in_registers").configs(problem)[0].as_dict()
+    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, linear
+from escalade.ops.base.card import H200
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.choose.choice import choose
-from escalade.ops.linear import Linear, LinearProblem
+from escalade.ops.linear import LINEAR, Linear, LinearProblem
 from tests import formulas
+from tests.support import check
 
 CPU = torch.device("cpu")
 
@@ -224,3 +226,32 @@ def test_opcheck() -> None:
     needs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     torch.library.opcheck(torch.ops.escalade.linear.default, (x, weight))
     torch.library.opcheck(torch.ops.escalade.linear.default, (*needs, True))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 2096, 40), (3, 64, 16), (8, 1032, 33), (19, 1160, 37), (32, 40, 70)]
+)
+def test_streamed_weights_meet_every_row(rows: int, inputs: int, outputs: int, dtype: str, seed: int) -> None:
+    problem = LinearProblem(rows, inputs, outputs, bias=rows > 1, relu=rows == 3, dtype=dtype)
+    rung = LINEAR.ladder.rung("streamed")
+    for config in rung.configs(problem):
+        check(LINEAR, rung, problem, config, CPU, seed)
+
+
+def test_large_weights_are_streamed_for_a_few_rows() -> None:
+    found = {
+        rows: choose(LINEAR, LinearProblem(rows, 4096, 4096, dtype="fp16"), H200).rung.name
+        for rows in (1, 32, 33)
+    }
+    assert found == {1: "streamed", 32: "streamed", 33: "tensor_core"}
+    small = LinearProblem(4, 1024, 2048, dtype="fp16")
+    assert choose(LINEAR, small, H200).rung.name == "warp_per_output"
+
+
+def test_what_is_not_finite_stays_in_its_row_and_output() -> None:
+    x, weight = torch.randn(3, 72).half(), torch.randn(18, 72).half()
+    x[1, 70], weight[4, 3] = torch.inf, torch.nan
+    y = linear(x, weight, rung="streamed")
+    assert y[:, 4].isnan().all() and not y[1].isfinite().any()
+    assert torch.cat((y[[0, 2], :4], y[[0, 2], 5:]), 1).isfinite().all()

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops import pad2d
-from escalade.ops.pad2d import MODES, Pad2dProblem
+from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem
+from tests.support import check
 
 PLAIN = Pad2dProblem(2, 8, 5, 7, (1, 2, 3, 4))
 
@@ -51,3 +52,13 @@ def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
     torch.testing.assert_close(gradient, expected)
     with pytest.raises(UnsupportedError, match="left and right"):
         pad2d(x, (1, 2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_bands_of_every_height(mode: str, dtype: str, seed: int) -> None:
+    value = -1.5 if mode == "constant" else 0.0
+    problem = Pad2dProblem(2, 24, 6, 5, (3, 2, 1, 4), mode, value, dtype, "nhwc")
+    rung = PAD2D.ladder.rung("vectorised")
+    for config in rung.configs(problem):
+        check(PAD2D, rung, problem, config, torch.device("cpu"), seed)

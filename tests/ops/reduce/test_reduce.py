@@ -10,7 +10,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.reduce import REDUCE, ReduceProblem
-from tests.support import label
+from tests.support import check, label
 
 CPU = torch.device("cpu")
 
@@ -72,3 +72,17 @@ def test_few_results_are_shared_by_blocks() -> None:
     many = ReduceProblem.parse("mean_96x1_b100352")
     config = choose(REDUCE, many, CPU).config.as_dict()
     assert config["row_threads"] < 32 and config["splits"] == 1
+
+
+@pytest.mark.parametrize("kind", ["sum", "var"])
+@pytest.mark.parametrize(("batch", "reduced"), [(37, 64), (300, 24), (19, 100), (5, 1000)])
+def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, seed: int) -> None:
+    problem = ReduceProblem(kind, batch, reduced, dtype="fp16")
+    rung = REDUCE.ladder.rung("rows")
+    for config in rung.configs(problem):
+        check(REDUCE, rung, problem, config, CPU, seed)
+
+
+def test_short_rows_are_read_by_whole_lines() -> None:
+    config = REDUCE.ladder.rung("rows").configs(ReduceProblem("sum", 1 << 20, 64, dtype="fp16"))[0].as_dict()
+    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops import upsample2d
-from escalade.ops.upsample2d import MODES, Upsample2dProblem
+from escalade.ops.choose.choice import choose
+from escalade.ops.upsample2d import MODES, UPSAMPLE2D, Upsample2dProblem
+from tests.support import check
 
 PLAIN = Upsample2dProblem(2, 8, 5, 7, (10, 14), "bilinear")
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -60,3 +62,27 @@ def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
     (gradient,) = torch.autograd.grad(ours.square().sum(), x)
     (expected,) = torch.autograd.grad(theirs.square().sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "16_5x7to10x14_b2_bilinear",
+        "24_5x6to13x7_b1_bicubic",
+        "8_7x5to19x3_b2_bilinear_corners",
+        "3_4x4to9x9_b1_bicubic",
+    ],
+)
+def test_walks_of_every_length(name: str, dtype: str, seed: int) -> None:
+    problem = Upsample2dProblem.parse(name, dtype=dtype, layout="nhwc")
+    rung = UPSAMPLE2D.ladder.rung("walked")
+    for config in rung.configs(problem):
+        check(UPSAMPLE2D, rung, problem, config, torch.device("cpu"), seed)
+
+
+def test_walks_are_for_images_that_are_made_larger() -> None:
+    smaller = Upsample2dProblem(1, 8, 8, 8, (5, 16), "bilinear", layout="nhwc")
+    assert choose(UPSAMPLE2D, smaller, torch.device("cpu")).rung.name == "vectorised"
+    larger = replace(smaller, output=(8, 5))
+    assert choose(UPSAMPLE2D, larger, torch.device("cpu")).rung.name == "walked"
