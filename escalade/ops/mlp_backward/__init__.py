@@ -16,7 +16,7 @@ from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike, require_rung
 from escalade.ops.calling.types import as_list
 from escalade.ops.mlp.problem import AUTOENCODER, Layer, parse_layers, spelled
-from escalade.ops.mlp_backward import cuda_core
+from escalade.ops.mlp_backward import cuda_core, tensor_core
 from escalade.ops.mlp_backward.problem import (
     MlpBackwardProblem,
     compute,
@@ -27,14 +27,19 @@ from escalade.ops.mlp_backward.problem import (
 from escalade.ops.shared import rows
 from escalade.ops.shared.rows import LAYOUTS
 
+FEW_ROWS = 512
+"""Up to this many rows `fused` is preferred: latency bound, 26 us at 64 rows. Unmeasured above; estimates decide."""
+
 
 class MlpBackward(Operation[MlpBackwardProblem]):
     name = "mlp_backward"
     problem = MlpBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), peer)
-    ladder = Ladder("mlp_backward", (cuda_core.LAYERS, cuda_core.FUSED))
+    ladder = Ladder(
+        "mlp_backward", (cuda_core.LAYERS, cuda_core.FUSED, tensor_core.TENSOR_CORE, tensor_core.FOLDED)
+    )
     problems = (
-        *(MlpBackwardProblem(batch, AUTOENCODER) for batch in (64, 512, 8192, 65536)),
+        *(MlpBackwardProblem(batch, AUTOENCODER) for batch in (64, 512, 8192, 65536, 1048576)),
         MlpBackwardProblem(512, AUTOENCODER, input_gradient=True),
         MlpBackwardProblem(8192, parse_layers("64-128br_128-128br_128-10b")),
     )
@@ -52,7 +57,10 @@ class MlpBackward(Operation[MlpBackwardProblem]):
     )
     dtypes = DTYPES
     layouts = LAYOUTS
-    order = ("fused", "layers")
+    order = ("folded", "tensor_core", "fused", "layers")
+
+    def preferred(self, problem: MlpBackwardProblem) -> tuple[str, ...]:
+        return self.order[2:] if problem.batch <= FEW_ROWS else self.order
 
     def roundings(self, problem: MlpBackwardProblem) -> int:
         return 2 * len(problem.layers)

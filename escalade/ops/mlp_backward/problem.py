@@ -85,13 +85,16 @@ class MlpBackwardProblem(Named):
         return read * ELEMENT_BYTES[self.dtype] + 4 * self.result_elements
 
     @property
+    def norm_gain(self) -> float:
+        """Growth of errors in norms, which divide by a deviation: with few features it can be far below one."""
+        return math.prod(1 + 8 / layer.features for layer in self.layers if layer.norm)
+
+    @property
     def rounding(self) -> float:
-        """Error of the running fp32 sums along the chain and over the rows. A norm divides by a deviation, which can be
-        far below one for few features."""
+        """Error of the running fp32 sums along the chain and over the rows."""
         chain = sum(2 + (layer.features + layer.outputs) / 6 for layer in self.layers)
         rows = self.batch * max(layer.groups for layer in self.layers)
-        norms = math.prod(1 + 8 / layer.features for layer in self.layers if layer.norm)
-        return 2.0**-24 * norms * math.sqrt(chain + rows / 6)
+        return 2.0**-24 * self.norm_gain * math.sqrt(chain + rows / 6)
 
 
 # --- the reference
