@@ -51,6 +51,7 @@ class MlpBackward(Operation[MlpBackwardProblem]):
             "7-5b_b3_dx",  # odd sizes, and a last layer without an activation
             "3x5n1e-3-7bt_21n-3g_b9_dx",  # odd groups, a norm within the chain, an activation at the end
             "33-70br_70-9_b21",  # more than a warp's share of the weights, and ReLU
+            "3x6n-5g_15-4t_4-12b_3x4-9bt_b20_dx",  # layers to merge, of odd groups, both with a bias
             "1-1r_b1",
             "72n-72b_72-136_136-72br_b5_dx",  # more shares than warps of a small block
         )

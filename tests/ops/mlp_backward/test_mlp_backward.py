@@ -281,7 +281,7 @@ def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
     "name",
     [
         "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b70_dx",  # x of the next tile in the place of the gradients
-        "3x6n-5g_15-4r_4-12b_3x4-9bt_b70",  # odd widths: a place of its own
+        "3x6n-5g_15-4t_4-12b_3x4-9bt_b70",  # odd widths: a place of its own
         "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b100",
     ],
 )
