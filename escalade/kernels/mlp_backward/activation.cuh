@@ -3,6 +3,8 @@
 // The slope is stored instead of the activation's input; both are computed from the same intermediate values.
 #pragma once
 
+#include "common/gelu.cuh"
+
 struct Activated {
     float value, slope;
 };
@@ -24,6 +26,21 @@ __device__ __forceinline__ Activated activate_with_slope(float z) {
         return {z * half, half + 0.5f * z * (1.f - t * t) * SCALE * (1.f + 3.f * CUBIC * square)};
     } else {
         return {z, 1.f};
+    }
+}
+
+// The same for results of 16 bits, by the special-function unit: an error of 5e-6, in half of the instructions.
+template <int ACTIVATION>
+__device__ __forceinline__ Activated activate_with_slope_fitted(float z) {
+    if constexpr (ACTIVATION == 2) {
+        const float below = reciprocal_approximate(1.f + exp2_approximate(gelu_power(z)));
+        return {z * below, fmaf(z * 0.39894228f, exp2_approximate(z * z * -0.72134752f), below)};
+    } else if constexpr (ACTIVATION == 3) {
+        const float below = reciprocal_approximate(1.f + exp2_approximate(gelu_tanh_power(z)));  // (1 + tanh) / 2
+        const float inner = fmaf(z * z, 3.f * 0.79788456f * 0.044715f, 0.79788456f);  // slope of tanh's argument
+        return {z * below, fmaf(2.f * z * inner, fmaf(-below, below, below), below)};
+    } else {
+        return activate_with_slope<ACTIVATION>(z);
     }
 }
 

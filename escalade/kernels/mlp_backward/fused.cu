@@ -13,8 +13,7 @@
 // sums of W * H, and of u those of W * s. Limiter: FFMA, and the smem reads between them.
 //
 // Rung: `fused`. Read fused_layers.cuh (layer constants), fused_loading.cuh, fused_walk.cuh (forward and backward),
-// fused_products.cuh, fused_sums.cuh, then fused_finish.cuh.
-#include "mlp_backward/fused_finish.cuh"
+// fused_products.cuh, fused_sums.cuh, then finish.cuh.
 #include "mlp_backward/fused_loading.cuh"
 #include "mlp_backward/fused_sums.cuh"
 
@@ -27,6 +26,7 @@ constexpr int PART_PITCH = 316;         // part_pitch: floats per partial sum
 #endif
 
 #include "mlp_backward/fused_walk.cuh"
+#include "mlp_backward/finish.cuh"
 
 constexpr int PASSES = (WARP_TILES + WARPS - 1) / WARPS;
 constexpr bool RESIDENT = PASSES == 1;

@@ -3,7 +3,7 @@
 // A warp takes 32 adjacent elements and every LANES-th part of them; then the warps reduce in smem. The order is fixed,
 // so every run gives the same bits. Limiter: L2, where the parts were just written.
 //
-// Rungs: `layers`, `fused`.
+// Rungs: all.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -162,7 +162,8 @@ _BIAS_STEP = 128
 """Bytes: 16 biases in fp32, each twice."""
 _ROUNDING = {"fp32": 2.0**-20, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest rounding of a weight; in fp32 the loss of split operands (22 bits) over several layers."""
-_FOLDED = "_folded"
+FOLDED_SUFFIX = "_folded"
+"""Suffix of the names of merged weights and biases."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
             replace(
                 stage,
                 number=stage.number + (stage.number > number),
-                source=_FOLDED if stage.number == number else "",
+                source=FOLDED_SUFFIX if stage.number == number else "",
             )
             for stage in found.stages
         ]
@@ -380,8 +381,11 @@ def _to_fold(problem: MlpProblem) -> int | None:
 
 def _fold(problem: MlpProblem) -> Recipe:
     number = _to_fold(problem)
-    if number is None:
-        return Recipe(())
+    return Recipe(()) if number is None else merge(problem, number, weights_only=True)
+
+
+def merge(problem: MlpProblem, number: int, *, weights_only: bool) -> Recipe:
+    """Return the launch that merges that layer with the next one, into fp32 weights and biases."""
     one, other = problem.layers[number : number + 2]
     program = Program.of("mlp/tensor_core_fold.cu", problem=problem, one=one, other=other)
     threads = other.width_out * (one.width_in + 1)
@@ -390,11 +394,11 @@ def _fold(problem: MlpProblem) -> Recipe:
         blocks(threads, _PACK_THREADS),
         _PACK_THREADS,
         Buffer(f"weight{number}"), Buffer(f"bias{number}", optional=True), Buffer(f"weight{number + 1}"),
-        Buffer(f"bias{number + 1}", optional=True), Buffer(f"weight{_FOLDED}"), Buffer(f"bias{_FOLDED}"),
-        weights_only=True,
+        Buffer(f"bias{number + 1}", optional=True), Buffer(f"weight{FOLDED_SUFFIX}"), Buffer(f"bias{FOLDED_SUFFIX}"),
+        weights_only=weights_only,
     )  # fmt: skip
-    weight = Workspace(f"weight{_FOLDED}", 4 * one.width_in * other.width_out)
-    return Recipe((call,), (weight, Workspace(f"bias{_FOLDED}", 4 * other.width_out)))
+    weight = Workspace(f"weight{FOLDED_SUFFIX}", 4 * one.width_in * other.width_out)
+    return Recipe((call,), (weight, Workspace(f"bias{FOLDED_SUFFIX}", 4 * other.width_out)))
 
 
 def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:

@@ -159,6 +159,7 @@ RESIDENT = (
     ("few_channels", "pooled", "4to16_40_k7_b10000_relu_pool4c", "fp16", 24),
     ("mlp", "persistent", "", "fp32", 1),
     ("mlp_backward", "fused", "", "fp32", 2),
+    ("mlp_backward", "folded", "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b1048576", "fp16", 1),
 )
 """Rungs whose blocks stay and take tile after tile: operation, name, problem (none: the largest), dtype, blocks of a
 multiprocessor at most."""

@@ -23,6 +23,21 @@ from tests.support import TINY, check
 CPU = torch.device("cpu")
 CHAIN = "2x6n-5bg_10-3_3n-7bt_7-12r"
 RUNGS = tuple(rung.name for rung in OPERATIONS["mlp_backward"].ladder)
+CHAINS = {"folded": "2x6n-5bg_10-3_3-16b_2x8-7bt"}
+"""For rungs that do not take CHAIN."""
+
+
+def dtype_of(rung: str, layers: str) -> torch.dtype:
+    """fp32 if the rung takes it, else fp16; skips chains that it does not take."""
+    one = OPERATIONS["mlp_backward"].ladder.rung(rung)
+    for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16")):
+        if one.supports(MlpBackwardProblem(5, parse_layers(layers), dtype=name)) is None:
+            return dtype
+    pytest.skip(f"{rung} does not take {layers}")
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    return 2e-5 if dtype == torch.float32 else 1e-2
 
 
 def tensors(
@@ -95,6 +110,19 @@ def test_the_choice() -> None:
     assert "up to 16 layers" in (
         rung.supports(MlpBackwardProblem(1, parse_layers("_".join(["4-4"] * 17)))) or ""
     )
+    for batch, layers, dtype, name in (
+        (512, autoencoder, "fp16", "fused"),
+        (65536, autoencoder, "fp32", "fused"),
+        (8192, autoencoder, "fp16", "folded"),
+        (1048576, autoencoder, "bf16", "folded"),
+        (65536, parse_layers("64-128br_128-128br_128-10b"), "fp16", "tensor_core"),
+    ):
+        problem = MlpBackwardProblem(batch, layers, dtype=dtype)
+        assert choose(OPERATIONS["mlp_backward"], problem, CPU).rung.name == name
+    tensor_core = OPERATIONS["mlp_backward"].ladder.rung("tensor_core")
+    assert "`fused` takes fp32" in (tensor_core.supports(MlpBackwardProblem(512, autoencoder)) or "")
+    many = MlpBackwardProblem(512, parse_layers("256-256"), dtype="fp16")
+    assert "takes 32" in (tensor_core.supports(many) or "")
     small = MlpBackwardProblem(512, autoencoder)
     assert rung.on(typical_card("sm_90a")).refusal(small) is None
     assert "a CTA has 101376" in (rung.on(typical_card("sm_86")).refusal(small) or "")
@@ -105,26 +133,29 @@ def test_the_choice() -> None:
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_gradients_are_those_of_float64(rung: str) -> None:
-    x, parameters, gradient = tensors(CHAIN)
+    layers = CHAINS.get(rung, CHAIN)
+    dtype = dtype_of(rung, layers)
+    x, parameters, gradient = tensors(layers, dtype=dtype)
     expected = gradients(
-        lambda x, parameters: chain(x, parameters, CHAIN),
+        lambda x, parameters: chain(x, parameters, layers),
         x.double(),
         [p.double() for p in parameters],
         gradient.double(),
     )
-    grad_x, found = mlp_backward(x, gradient, parameters, CHAIN, input_gradient=True, rung=rung)
+    grad_x, found = mlp_backward(x, gradient, parameters, layers, input_gradient=True, rung=rung)
     assert grad_x is not None
-    assert_close([grad_x, *found], expected)
-    without, same = mlp_backward(x, gradient, parameters, parse_layers(CHAIN), rung=rung)
+    assert_close([grad_x, *found], expected, tolerance_of(dtype))
+    without, same = mlp_backward(x, gradient, parameters, parse_layers(layers), rung=rung)
     assert without is None
     assert_close(same, found, 1e-6)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_run_gives_the_same_bits(rung: str) -> None:
-    x, parameters, gradient = tensors(CHAIN, (37,))
+    layers = CHAINS.get(rung, CHAIN)
+    x, parameters, gradient = tensors(layers, (37,), dtype_of(rung, layers))
     first, again = (
-        torch.ops.escalade.mlp_backward(x, gradient, parameters, CHAIN, True, rung) for _ in range(2)
+        torch.ops.escalade.mlp_backward(x, gradient, parameters, layers, True, rung) for _ in range(2)
     )
     assert torch.equal(first, again)
 
@@ -133,13 +164,15 @@ def test_every_run_gives_the_same_bits(rung: str) -> None:
 def test_nan_and_flat_relu(rung: str) -> None:
     """A NaN of one row is in its own gradient and in the parameters'; behind a ReLU that is flat nothing passes."""
     layers = "3-3r_3-2b"
+    dtype = dtype_of(rung, layers)
     x = torch.ones(5, 3)
     weight, head, bias = torch.eye(3), torch.ones(2, 3), torch.zeros(2)
     x[1] = -1.0
     gradient = torch.ones(5, 2)
     nan = float("nan")
     gradient[1] = nan
-    grad_x, found = mlp_backward(x, gradient, [weight, head, bias], layers, input_gradient=True, rung=rung)
+    arguments = [tensor.to(dtype) for tensor in (x, gradient, weight, head, bias)]
+    grad_x, found = mlp_backward(*arguments[:2], arguments[2:], layers, input_gradient=True, rung=rung)
     # Of x, of the first weight (what its ReLU lets through times x), of the head (the sum over rows of gradient times
     # relu(x), in which the zeros of the second row meet NaN) and of its bias.
     expected = (
@@ -150,7 +183,7 @@ def test_nan_and_flat_relu(rung: str) -> None:
     )
     expected[0][1] = 0
     for result, one in zip([grad_x, *found], expected, strict=True):
-        torch.testing.assert_close(result, one, equal_nan=True)
+        torch.testing.assert_close(result, one.to(dtype), equal_nan=True)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -158,8 +191,13 @@ def test_rows_that_are_not_there_add_nothing(rung: str) -> None:
     """An infinite weight times a row of zeros would be a NaN."""
     x, parameters, gradient = torch.ones(1, 2), [torch.ones(2, 2), torch.ones(1, 2)], torch.ones(1, 1)
     parameters[0][0, 0] = float("inf")
-    _, found = mlp_backward(x, gradient, parameters, "2-2_2-1", rung=rung)
-    assert torch.equal(found[1], torch.tensor([[float("inf"), 2.0]]))
+    dtype = dtype_of(rung, "2-2_2-1")
+    parameters = [one.to(dtype) for one in parameters]
+    _, found = mlp_backward(x.to(dtype), gradient.to(dtype), parameters, "2-2_2-1", rung=rung)
+    assert torch.equal(found[1], torch.tensor([[float("inf"), 2.0]], dtype=dtype))
+    parameters[0][0, 0], parameters[1][0, 0] = 1.0, float("inf")
+    _, found = mlp_backward(x.to(dtype), gradient.to(dtype), parameters, "2-2_2-1", rung=rung)
+    assert torch.equal(found[0], torch.tensor([[float("inf")] * 2, [1.0] * 2], dtype=dtype))
 
 
 @pytest.mark.share(4)
@@ -235,6 +273,37 @@ def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
     config = next(config for config in rung.configs(problem) if config.as_dict()["rows"] == rows)
     options = TwinOptions(order=Order(seed=seed), checks=problem.batch == 22)
     check(operation, rung, problem, config, CPU, seed, options)
+
+
+@pytest.mark.parametrize("rung", ["tensor_core", "folded"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b70_dx",  # x of the next tile in the place of the gradients
+        "3x6n-5g_15-4t_4-12b_3x4-9bt_b70",  # odd widths: a place of its own
+        "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b100",
+    ],
+)
+def test_tiles_follow_each_other(rung: str, dtype: str, name: str, seed: int) -> None:
+    """Sums stay in registers, and rows arrive while the tile before is processed."""
+    operation = OPERATIONS["mlp_backward"]
+    one, problem = operation.ladder.rung(rung).on(TINY), MlpBackwardProblem.parse(name, dtype)
+    config = one.configs(problem)[-1 if problem.features < 320 else 0]
+    options = TwinOptions(order=Order(seed=seed, late=bool(seed % 2)), checks=problem.features < 320)
+    check(operation, one, problem, config, CPU, seed, options)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_nan_stays_in_its_row(rung: str) -> None:
+    """Also where rows are wider in memory than in the chain."""
+    layers = "3-3t_3-2b"
+    dtype = dtype_of(rung, layers)
+    x, parameters, gradient = tensors(layers, dtype=dtype)
+    x[1] = float("nan")
+    grad_x, _ = mlp_backward(x, gradient, parameters, layers, input_gradient=True, rung=rung)
+    assert grad_x is not None
+    assert grad_x.isnan().any(1).tolist() == [False, True, False, False, False]
 
 
 # --- training

@@ -1,7 +1,8 @@
-// End of a CTA of fused.cu: turns its sums into the gradients of norms, weights and biases.
+// End of a CTA: turns its sums into the gradients of norms, weights and biases. The includer has the layers: LAYERS, LAST,
+// Of, THREADS and WARPS.
 #pragma once
 
-#include "mlp_backward/fused_layers.cuh"
+#include "common/elements.cuh"
 
 // Gradients of a layer with a norm: one lane per feature, one warp per WARPS-th output. The weights in smem are no
 // longer needed: the warps' sums over outputs are exchanged there.
@@ -9,8 +10,9 @@ template <int L, class Parameters>
 __device__ __forceinline__ void finish_norms(float* shared, float* slot, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
     if constexpr (layer.norm) {
-        const Element *scale = parameters[layer.parameter], *shift = parameters[layer.parameter + 1];
-        const Element* weight = parameters[Of<L>::weight];
+        const Element* scale = static_cast<const Element*>(parameters[layer.parameter]);
+        const Element* shift = static_cast<const Element*>(parameters[layer.parameter + 1]);
+        const Element* weight = static_cast<const Element*>(parameters[Of<L>::weight]);
         constexpr int features = layer.features, pitch = Of<L>::input_pitch;
         const int warp = threadIdx.x / 32;
         for (int f = threadIdx.x % 32; f < features; f += 32) {

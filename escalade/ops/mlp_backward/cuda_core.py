@@ -1,161 +1,19 @@
-"""Gradients of a small multilayer perceptron."""
+"""Rungs of mlp_backward on CUDA cores, one launch per step or one tile of rows per CTA, and the reduction that all
+share."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar
-
-import torch
+from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, element
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
-from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
-from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned, require_alike, require_rung
-from escalade.ops.calling.types import as_list
-from escalade.ops.mlp import problem as forward
-from escalade.ops.mlp.problem import (
-    ACTIVATIONS,
-    AUTOENCODER,
-    LAYERS_CODEC,
-    Layer,
-    MlpProblem,
-    parse_layers,
-    spelled,
-)
-from escalade.ops.shared import rows
-from escalade.ops.shared.rows import LAYOUTS
-
-# --- the problem
-
-
-@dataclass(frozen=True)
-class MlpBackwardProblem(Named):
-    """Gradients of every parameter, and optionally of x, from x, the parameters and the gradient of y.
-
-    Buffers are those of MlpProblem, and `grad_y` [batch][outputs] in `dtype`. The result is one flat y in fp32: the
-    gradients of the parameters, summed over all rows, in the order of `sizes`, followed by that of x [batch][features].
-    The forward pass is recomputed, not stored; sums, norms and activations are fp32.
-    """
-
-    NAME: ClassVar = NamePattern("mlp_backward", "{layers}_b{batch}{input_gradient?_dx}", layers=LAYERS_CODEC)
-
-    batch: int
-    layers: tuple[Layer, ...]
-    input_gradient: bool = False
-    dtype: str = "fp32"
-    layout: str = "flat"
-
-    def __post_init__(self) -> None:
-        assert self.forward.batch == self.batch  # raises for chains that mlp does not support
-
-    @cached_property
-    def forward(self) -> MlpProblem:
-        return MlpProblem(self.batch, self.layers, "y", self.dtype, self.layout)
-
-    @property
-    def features(self) -> int:
-        return self.forward.features
-
-    @property
-    def outputs(self) -> int:
-        return self.forward.outputs
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        return self.forward.sizes
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        """Offset in y of each parameter's gradient, in elements."""
-        found, at = {}, 0
-        for name, size in self.sizes.items():
-            found[name] = at
-            at += math.prod(size)
-        return found
-
-    @cached_property
-    def parameter_elements(self) -> int:
-        return self.forward.parameter_elements
-
-    @property
-    def result_elements(self) -> int:
-        return self.parameter_elements + (self.batch * self.features if self.input_gradient else 0)
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of three products per layer: forward, weight gradient and input gradient.
-
-        Omitted are the last forward product if no activation follows, and the first input gradient unless requested.
-        """
-        each = [2 * self.batch * layer.groups * layer.weight_elements for layer in self.layers]
-        last_forward = 0 if self.layers[-1].activation != "none" else each[-1]
-        return 3 * sum(each) - last_forward - (0 if self.input_gradient else each[0])
-
-    @property
-    def bytes(self) -> int:
-        read = self.batch * (self.features + self.outputs) + self.parameter_elements
-        return read * ELEMENT_BYTES[self.dtype] + 4 * self.result_elements
-
-    @property
-    def rounding(self) -> float:
-        """Error of the running fp32 sums along the chain and over the rows. A norm divides by a deviation, which can be
-        far below one for few features."""
-        chain = sum(2 + (layer.features + layer.outputs) / 6 for layer in self.layers)
-        rows = self.batch * max(layer.groups for layer in self.layers)
-        norms = math.prod(1 + 8 / layer.features for layer in self.layers if layer.norm)
-        return 2.0**-24 * norms * math.sqrt(chain + rows / 6)
-
-
-# --- the reference
-
-
-def random_inputs(problem: MlpBackwardProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    inputs = dict(forward.random_inputs(problem.forward, device, seed))
-    generator = torch.Generator(device=device).manual_seed(seed + 1)
-    gradient = torch.randn((problem.batch, problem.outputs), generator=generator, device=device)
-    inputs["grad_y"] = gradient.to(STORAGE[problem.dtype])
-    return inputs
-
-
-def empty_output(problem: MlpBackwardProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty(problem.result_elements, dtype=torch.float32, device=device)
-
-
-def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """Return the gradients by autograd in the dtype of the inputs, concatenated in at least fp32."""
-    wanted = [*problem.sizes, *(("x",) if problem.input_gradient else ())]
-    with torch.enable_grad():
-        leaves = {
-            name: tensor.detach().requires_grad_(name in wanted)
-            for name, tensor in inputs.items()
-            if name != "grad_y"
-        }
-        y = forward.compute(problem.forward, leaves)
-        gradients = torch.autograd.grad(y, [leaves[name] for name in wanted], inputs["grad_y"])
-    wide = torch.promote_types(inputs["x"].dtype, torch.float32)
-    return torch.cat([gradient.to(wide).flatten() for gradient in gradients])
-
-
-def peer(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """Return PyTorch's result in the problem's dtype. Some CPUs accumulate 16-bit products in 16 bits: there it is
-    fp32, rounded at the end."""
-    if inputs["x"].is_cuda:
-        return compute(problem, inputs)
-    wide = compute(problem, {name: tensor.float() for name, tensor in inputs.items()})
-    return wide.to(STORAGE[problem.dtype]).float()
-
+from escalade.ops.mlp.problem import ACTIVATIONS, Layer
+from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 
 # --- rung layers
 
@@ -166,13 +24,14 @@ _MOST_PARTS = 64
 _FLOAT = Type("float")
 
 
-def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
-    """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of y."""
+def sum_parts(count: int, pitch: int, elements: int, target: str = "y") -> KernelCall:
+    """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of
+    `target`."""
     return kernel_call(
         Program.of("mlp_backward/sum_parts.cu", lanes=_SUM_LANES),
         ceil_div(elements, 32),
         32 * _SUM_LANES,
-        Buffer(PARTS), Buffer("y"), count, Int64(pitch), Int64(elements),
+        Buffer(PARTS), Buffer(target), count, Int64(pitch), Int64(elements),
     )  # fmt: skip
 
 
@@ -368,6 +227,7 @@ LAYERS = Layers("layers", "one plain kernel per step of each layer, forward and 
 # --- rung fused
 
 
+MODEL_CORRECTION = 1.6  # measured / modeled clocks, 65,536 rows of the spectral autoencoder in fp16 (H200)
 MOST_LAYERS = 16
 """Largest number of layers; each is unrolled into the kernel."""
 TILES = (4, 8, 12, 16, 32)
@@ -420,7 +280,7 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Backward
     def allocate(floats: int) -> int:
         nonlocal at
         start = at
-        at += _padded(floats)
+        at += padded(floats)
         return start
 
     for layer in layers:
@@ -430,14 +290,14 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Backward
             {
                 "input_at": allocate(rows * _pitch(layer.features)),
                 "gradient_at": allocate(rows * _pitch(layer.outputs)),
-                "weight_at": allocate(max(_padded(layer.outputs), exchange) * _pitch(layer.features)),
+                "weight_at": allocate(max(padded(layer.outputs), exchange) * _pitch(layer.features)),
                 "bias_at": allocate(layer.outputs),
                 "sums_at": allocate(layer.outputs),
                 "rstd_at": allocate(rows if layer.norm else 0),
             }
         )
     scratch_at = at
-    least = max(config.rows * layer.groups * _padded(max(layer.features, layer.outputs)) for layer in layers)
+    least = max(config.rows * layer.groups * padded(max(layer.features, layer.outputs)) for layer in layers)
     scratch = max(least, min(2 * least, card.shared_bytes // 4 - at))
     warps = _first_warps(layers)
     planned = tuple(
@@ -451,10 +311,10 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Backward
         )
         for layer, offset, first in zip(layers, offsets, warps, strict=True)
     )
-    return BackwardPlan(planned, scratch_at, at + _padded(scratch), sum(map(_warp_tiles, layers)))
+    return BackwardPlan(planned, scratch_at, at + padded(scratch), sum(map(_warp_tiles, layers)))
 
 
-def _padded(count: int) -> int:
+def padded(count: int) -> int:
     """Round up to 16 bytes."""
     return 4 * ceil_div(count, 4)
 
@@ -491,7 +351,7 @@ def _splits(config: FusedConfig, groups: int, columns: int, depth: int, scratch:
     """Return the parts of k that have threads, scratch memory and work (two steps of four)."""
     rows = config.rows * groups
     tiles = rows // 4 * ceil_div(columns, 4)
-    most = min(config.threads // tiles, scratch // (rows * _padded(columns)), ceil_div(depth, 8))
+    most = min(config.threads // tiles, scratch // (rows * padded(columns)), ceil_div(depth, 8))
     steps = ceil_div(depth, 4)
     return ceil_div(steps, ceil_div(steps, max(1, most)))  # no empty split
 
@@ -514,12 +374,17 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
     def configs(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
         return self._offered(problem)
 
+    def estimate(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
+        return self.card.microseconds(
+            MODEL_CORRECTION * self._clocks(problem, config), problem.bytes, launches=2
+        )
+
     def recipe(self, problem: MlpBackwardProblem, config: FusedConfig) -> Recipe:
         p, planned = problem, plan(problem.layers, config, self.card)
         per_sm = _blocks_per_sm(planned, config, self.card)
         tiles = ceil_div(p.batch, config.rows)
         blocks = min(tiles, per_sm * self.card.multiprocessors)
-        pitch = _padded(p.parameter_elements)
+        pitch = padded(p.parameter_elements)
         names = tuple(p.sizes)
         lists: dict[str, Constant] = {
             "LAYER_LIST": Macro(
@@ -608,149 +473,3 @@ FUSED = Fused(
     # 16 ms; fused: 19 GFLOP at 30 TFLOP/s.
     predicted_gain=24.0,
 )
-
-
-# --- the operation
-
-
-class MlpBackward(Operation[MlpBackwardProblem]):
-    name = "mlp_backward"
-    problem = MlpBackwardProblem
-    in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), peer)
-    ladder = Ladder("mlp_backward", (LAYERS, FUSED))
-    problems = (
-        *(MlpBackwardProblem(batch, AUTOENCODER) for batch in (64, 512, 8192, 65536)),
-        MlpBackwardProblem(512, AUTOENCODER, input_gradient=True),
-        MlpBackwardProblem(8192, parse_layers("64-128br_128-128br_128-10b")),
-    )
-    small_problems = tuple(
-        MlpBackwardProblem.parse(name)
-        for name in (
-            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b6",  # a small spectral autoencoder
-            "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b37_dx",  # several tiles, the last not full
-            "7-5b_b3_dx",  # odd sizes, and a last layer without an activation
-            "3x5n1e-3-7bt_21n-3g_b9_dx",  # odd groups, a norm within the chain, an activation at the end
-            "33-70br_70-9_b21",  # more than a warp's share of the weights, and ReLU
-            "1-1r_b1",
-            "72n-72b_72-136_136-72br_b5_dx",  # more shares than warps of a small block
-        )
-    )
-    dtypes = DTYPES
-    layouts = LAYOUTS
-    order = ("fused", "layers")
-
-    def roundings(self, problem: MlpBackwardProblem) -> int:
-        return 2 * len(problem.layers)
-
-
-MLP_BACKWARD = MlpBackward()
-
-
-# --- the PyTorch operator
-
-
-_SCHEMA = (
-    "mlp_backward(Tensor x, Tensor grad_y, Tensor[] parameters, str layers, bool input_gradient=False, "
-    "str? rung=None) -> Tensor"
-)
-
-
-def mlp_backward(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str | Sequence[Layer],
-    *,
-    input_gradient: bool = False,
-    rung: str | None = None,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """Return the gradient of x (None unless `input_gradient`) and those of the parameters, for y = mlp(x, parameters,
-    layers).
-
-    All have the dtype of x, but are computed and summed in fp32; `torch.ops.escalade.mlp_backward` returns the fp32
-    results in one tensor. Results are deterministic. `rung` selects a rung of the ladder by name.
-    """
-    result = OPERATOR(x, grad_y, as_list(parameters), spelled(layers), input_gradient, rung)
-    return split(result, x, parameters, input_gradient)
-
-
-def split(
-    result: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], input_gradient: bool
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """Split the operator's result into gradients of x and of each parameter, in their dtype."""
-    sizes = [parameter.numel() for parameter in parameters]
-    *parts, of_x = result.to(x.dtype).split([*sizes, x.numel() if input_gradient else 0])
-    gradients = [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
-    return (of_x.view(x.shape) if input_gradient else None), gradients
-
-
-def _problem(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    input_gradient: bool,
-) -> MlpBackwardProblem:
-    """Check the arguments and return the problem of one row; the number of rows may be symbolic during tracing."""
-    rows.check_matrix("mlp_backward", x)
-    problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
-    if x.shape[-1] != problem.features:
-        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
-    if grad_y.shape != (*x.shape[:-1], problem.outputs):
-        raise UnsupportedError(
-            f"grad_y has shape {tuple(grad_y.shape)}; for x {tuple(x.shape)} and {layers} it must be "
-            f"{(*x.shape[:-1], problem.outputs)}"
-        )
-    if len(parameters) != len(problem.sizes):
-        raise UnsupportedError(
-            f"{len(parameters)} parameters, but {layers} has {len(problem.sizes)}: {', '.join(problem.sizes)}"
-        )
-    named = dict(zip(problem.sizes, parameters, strict=True))
-    require_alike(x, {"grad_y": grad_y, **named})
-    for name, size in problem.sizes.items():
-        if named[name].shape != size:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
-            )
-    return problem
-
-
-def _fake(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    input_gradient: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    one_row = _problem(x, grad_y, parameters, layers, input_gradient)
-    size = one_row.parameter_elements + (x.numel() if input_gradient else 0)
-    return x.new_empty((size,), dtype=torch.float32)
-
-
-def _plan(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    input_gradient: bool,
-    rung: str | None,
-) -> CallPlan:
-    y = _fake(x, grad_y, parameters, layers, input_gradient)
-    if rows.rows_of(x) == 0:
-        require_rung(MLP_BACKWARD, rung)
-        return CallPlan(None, {"y": y}, finish=torch.zero_)
-    problem = MlpBackwardProblem(rows.rows_of(x), parse_layers(layers), input_gradient, NAMES[x.dtype])
-    names = tuple(problem.sizes)
-    return replace(rows.plan(MLP_BACKWARD, problem, rung, ("x", "grad_y", *names), y), names=names)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    pass
-
-
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    raise UnsupportedError("mlp_backward has no gradient: mlp supports first derivatives only")
-
-
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
