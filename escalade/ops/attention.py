@@ -44,12 +44,13 @@ class AttentionProblem(Named):
     """y = softmax(scale * q kᵀ + bias) v for each head of each batch item.
 
     q is [batch][heads][queries][size], k [batch][heads][keys][size], v [batch][heads][keys][value_size], or any other
-    strides with contiguous heads. `tf32` means fp32 storage with TF32 products; the softmax is fp32.
+    strides with contiguous heads. `tf32` means fp32 storage with TF32 products; the softmax is fp32. A query whose keys
+    are all masked yields 0, as in `scaled_dot_product_attention`.
     """
 
     NAME: ClassVar = NamePattern(
         "attention",
-        "{queries,keys}_h{heads}d{size}[v{value_size}]_b{batch}{causal?_causal}{safe?_safe}[_bias{bias}]"
+        "{queries,keys}_h{heads}d{size}[v{value_size}]_b{batch}{causal?_causal}[_bias{bias}]"
         "[_row{bias_row}][_scale{scale}][_q{q_at}][_k{k_at}][_v{v_at}][_to{order:bhq|bqh|qbh}]",
         {"value_size": lambda problem: problem.size, "bias_row": lambda p: p.bias[3] if p.bias else 0},
         **dict.fromkeys(("bias", "q_at", "k_at", "v_at"), _NUMBERS),
@@ -71,8 +72,6 @@ class AttentionProblem(Named):
     repeated. Empty without a bias."""
     bias_row: int = 0
     """Elements per row of the bias, which may be padded; 0: its keys."""
-    safe: bool = False
-    """A row whose keys are all masked is 0, as in `scaled_dot_product_attention`; otherwise NaN, as in softmax."""
     q_at: tuple[int, ...] = ()
     """Offset, and strides of batch items, heads and tokens, in elements; empty: packed in this order."""
     k_at: tuple[int, ...] = ()
@@ -240,20 +239,22 @@ def mask_of(problem: AttentionProblem, inputs: Tensors) -> torch.Tensor | None:
 
 
 def written_out(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, safe: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Compute with PyTorch what `scaled_dot_product_attention` fuses."""
+    return weights_of(q, k, mask, scale) @ v
+
+
+def weights_of(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Return the softmax of the scores; zeros for a query whose keys are all masked."""
     scores = q @ k.mT * scale
     scores = scores if mask is None else scores + mask
-    weights = scores.softmax(-1)
-    if safe:
-        weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
-    return weights @ v
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
 
 
 def exact(problem: AttentionProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
-    y = written_out(*operands(problem, wide), mask_of(problem, wide), problem.factor, problem.safe)
+    y = written_out(*operands(problem, wide), mask_of(problem, wide), problem.factor)
     return y.permute(ORDERS[problem.order])
 
 
@@ -307,6 +308,9 @@ class OnlineConfig(Config):
 
 ONLINE_RATE = 0.25
 """Share of the fp32 rate that `online` reaches: one load from smem per four multiply-adds."""
+CTA_LATENCY, TILE_LATENCY, KEY_LATENCY = 1500, 500, 50
+"""Clocks that only other CTAs hide, guesses: of a CTA, its first loads and the store; of a tile of `mma`, barrier,
+shuffles and products that depend on each other; of a key of `online`, its dot product and exponential."""
 
 
 class Online(Rung[AttentionProblem, OnlineConfig]):
@@ -328,7 +332,8 @@ class Online(Rung[AttentionProblem, OnlineConfig]):
     def estimate(self, problem: AttentionProblem, config: OnlineConfig) -> float:
         rows = ceil_div(problem.queries, config.threads // config.lanes) * (config.threads // config.lanes)
         padded = problem.scores * rows / problem.queries * (2 * problem.size + 2 * problem.value_size + 40)
-        working = padded / (ONLINE_RATE * self.card.rates.fp32)
+        waiting = (CTA_LATENCY + problem.keys * KEY_LATENCY) / self.card.rates.clock
+        working = max(waiting, padded / (ONLINE_RATE * self.card.rates.fp32))
         return self.card.rates.launch_us + max(working, self.card.transfer_us(problem.bytes))
 
 
@@ -354,11 +359,10 @@ WARP_ROWS = 16
 MOST_WARPS = 8
 MMA_RATE = 0.45
 """Share of the rate of mma.sync that its products reach, between the exponentials."""
-EXPONENTIALS = 16
-"""Per clock and SM."""
-TILE_LATENCY, CTA_LATENCY = 500, 1500
-"""Clocks of a tile and of a CTA that only other CTAs hide: barrier, shuffles and products that depend on each other;
-first loads and the store. Guesses."""
+EXPONENTIALS, LANES, SHARED_RATE = 16, 128, 128
+"""Exponentials, multiplications and bytes of shared memory, each per clock and SM."""
+ENOUGH_WARPS = 12
+"""Warps per SM that keep its tensor cores busy between exponentials."""
 MOST_REGISTERS = 230
 
 
@@ -400,10 +404,11 @@ class Mma(Rung[AttentionProblem, MmaConfig]):
 
     @staticmethod
     def _registers(problem: AttentionProblem, keys: int) -> int:
-        """Estimate the registers per thread: scores, sums, queries, biases and 50 for the rest."""
+        """Estimate the registers per thread: scores, queries and biases; with several tiles also the sums at once."""
         wide = ELEMENT_BYTES[problem.dtype] // 2
         biases = keys // 4 * wide if problem.bias else 0
-        return keys // 2 + problem.value_size // 2 + problem.size // 4 * wide + biases + 50
+        rest = 20 if keys >= problem.keys else 60 + problem.value_size // 2
+        return keys // 2 + problem.size // 4 * wide + biases + rest
 
     @staticmethod
     def _shared_bytes(problem: AttentionProblem, config: MmaConfig) -> int:
@@ -414,21 +419,27 @@ class Mma(Rung[AttentionProblem, MmaConfig]):
         return config.pairs * (config.rows * max(key, value) + stages * config.keys * (key + value))
 
     def estimate(self, problem: AttentionProblem, config: MmaConfig) -> float:
-        p, rates = problem, self.card.rates
-        tiles = ceil_div(p.keys, config.keys)
-        read = (tiles + 1) / 2 if p.causal and tiles > 1 else tiles
-        scores = config.pairs * config.rows * read * config.keys
-        products = scores * (ceil_div(p.size, 16) * 16 + p.value_size) * ELEMENT_BYTES[p.dtype] / 2
-        clocks = products / (MMA_RATE * rates.mma_products) + scores / EXPONENTIALS
+        """Estimate from the busiest SM: products and exponentials, reads of smem, copies from L2, or latency."""
+        p, rates, itemsize = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
+        tiles, wide = ceil_div(p.keys, config.keys), ceil_div(p.size, 16) * 16 + p.value_size
+        read = (tiles + 1) / 2 if p.causal else tiles
+        rows, keys = config.pairs * config.rows, read * config.keys
+        working = rows * keys * (wide * itemsize / 2 / (MMA_RATE * rates.mma_products) + 1 / EXPONENTIALS)
+        if tiles > 1:  # sums are rescaled
+            working += rows * read * p.value_size / LANES
+        shared = rows / WARP_ROWS * keys * wide * itemsize / SHARED_RATE
+        copied = (rows + config.pairs * keys) * wide + (rows * keys if p.bias else 0)
+        copying = copied * itemsize / rates.copies.loads
         ctas = ceil_div(p.queries, config.rows) * ceil_div(p.batch * p.heads, config.pairs)
         per_sm = ceil_div(ctas, self.card.multiprocessors)
         resident = min(
             self.card.resident_blocks(self._shared_bytes(p, config)), 2048 // config.threads,
             self.card.registers // (config.threads * self._registers(p, config.keys)),
         )  # fmt: skip
-        rounds = ceil_div(per_sm, max(1, resident))
-        waiting = rounds * (CTA_LATENCY + read * TILE_LATENCY)
-        return self.card.microseconds(max(per_sm * clocks, waiting), p.bytes)
+        warps = max(1, min(resident, per_sm)) * config.threads // 32
+        busy = min(1.0, 0.4 + 0.6 * warps / ENOUGH_WARPS)
+        waiting = ceil_div(per_sm, max(1, resident)) * (CTA_LATENCY + read * TILE_LATENCY)
+        return self.card.microseconds(max(per_sm * max(working / busy, shared, copying), waiting), p.bytes)
 
 
 # Predictions are for the first stage of Swin-T at batch 32 in fp16, 6,144 heads of 49 tokens with a bias of 0.9 MB: 58
@@ -479,10 +490,10 @@ class Attention(Operation[AttentionProblem]):
         AttentionProblem.packed(1, 70, 2, 64),
         AttentionProblem(1, 3, 5, 83, 16, value_size=40, scale=0.3, order="bqh"),
         AttentionProblem(3, 1, 37, 37, 24, causal=True, order="qbh"),
-        AttentionProblem(1, 2, 20, 150, 48, value_size=24, causal=True, bias=(1, 1, 20, 1), safe=True),
+        AttentionProblem(1, 2, 20, 150, 48, value_size=24, causal=True, bias=(1, 1, 20, 1)),
         AttentionProblem(2, 1, 1, 1, 16),
         AttentionProblem(1, 1, 17, 33, 128, value_size=16, bias=(1, 1, 1, 33), scale=-0.2),
-        AttentionProblem(1, 1, 33, 140, 80, value_size=128, safe=True),
+        AttentionProblem(1, 1, 33, 140, 80, value_size=128),
     )
     """Small problems: windows whose bias repeats, packed projections, heads that are no multiple of a k-step, odd
     numbers of tokens, one and several tiles of keys, every broadcast of a bias, causal, every order of the result."""
@@ -579,7 +590,7 @@ def _plan(
         sizes = (*[1] * (4 - bias.dim()), *bias.shape)
         packers["bias"] = lambda given: _additive(given, q.dtype)
     problem = AttentionProblem(
-        *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], scale, causal, sizes, safe=True, **at, order="bqh",
+        *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], scale, causal, sizes, **at, order="bqh",
         dtype=dtype,
     )  # fmt: skip
     if bias is not None and sizes[0] not in (1, q.shape[0]):
@@ -623,13 +634,11 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     """Recompute the weights, and leave all products to PyTorch; there are only forward kernels."""
     q, k, v, bias = ctx.saved_tensors
     scale = q.shape[-1] ** -0.5 if ctx.scale is None else ctx.scale
-    scores = q @ k.mT * scale
-    if bias is not None:
-        scores = scores + _additive(bias, q.dtype)
+    mask = None if bias is None else _additive(bias, q.dtype)
     if ctx.causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+        later = q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1)
+        mask = later if mask is None else mask + later
+    weights = weights_of(q, k, mask, scale)
     of_weights = gradient @ v.mT
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
     of_bias = None

@@ -13,7 +13,6 @@ constexpr int SIZE = 32;         // problem.size: of a head in q and k
 constexpr int VALUE_SIZE = 32;   // problem.value_size: of a head in v and y
 constexpr bool CAUSAL = false;   // problem.causal: query i reads keys 0 to i
 constexpr bool HAS_BIAS = true;  // bool(problem.bias)
-constexpr bool SAFE = false;     // problem.safe: a row whose keys are all masked is 0, not NaN
 #endif
 
 constexpr float LOG2_E = 1.44269504f;
@@ -50,7 +49,7 @@ __device__ __forceinline__ const Element* bias_of(const Element* bias, const Att
 // What exponents are relative to: finite, so that masked keys have the exponential 0.
 __device__ __forceinline__ float origin(float largest) { return largest == minus_infinity() ? 0.f : largest; }
 
-// Factor of the sum over values. Without a key the sum is 0, and 0 / 0 is NaN.
-__device__ __forceinline__ float divisor(float largest, float sum) {
-    return SAFE && largest == minus_infinity() ? 0.f : 1.f / sum;
+// Factor of the sum over values. A query whose keys are all masked yields 0, as in PyTorch's operator.
+__device__ __forceinline__ float factor_of(float largest, float sum) {
+    return largest == minus_infinity() ? 0.f : 1.f / sum;
 }

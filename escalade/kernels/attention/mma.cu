@@ -90,13 +90,14 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, const u32 (&querie
 }
 
 // 16-bit elements: 16 keys per step, values transposed on the way from smem.
+template <class T>
 __device__ __forceinline__ void multiply_values_16(Sums& sums, const Scores& weights, u32 values, int lane) {
     const u32 row = values + lane % 16 * VALUE_PITCH;
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
         const float(&low)[4] = weights[2 * step], (&high)[4] = weights[2 * step + 1];
-        const u32 operand[4] = {pack_pair<Element>(low[0], low[1]), pack_pair<Element>(low[2], low[3]),
-                                pack_pair<Element>(high[0], high[1]), pack_pair<Element>(high[2], high[3])};
+        const u32 operand[4] = {pack_pair<T>(low[0], low[1]), pack_pair<T>(low[2], low[3]),
+                                pack_pair<T>(high[0], high[1]), pack_pair<T>(high[2], high[3])};
 #pragma unroll
         for (int n = 0; n + 1 < VALUE_BLOCKS; n += 2) {
             u32 both[4];
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(PAIRS* PAIR_THREADS)
         if constexpr (IS_TF32)
             multiply_values_32(sums, scores, tile_bytes + own_pair * TILE_BYTES + stage, group, member);
         else
-            multiply_values_16(sums, scores, tile + stage, lane);
+            multiply_values_16<Element>(sums, scores, tile + stage, lane);
     }
     if (!active) return;
 
@@ -261,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(PAIRS* PAIR_THREADS)
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float factor = divisor(largest[r], row_sum(total[r]));
+        const float factor = factor_of(largest[r], row_sum(total[r]));
 #pragma unroll
         for (int n = 0; n < VALUE_BLOCKS; ++n) {
             Pack<Element, 2> both;

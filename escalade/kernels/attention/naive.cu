@@ -32,5 +32,5 @@ extern "C" __global__ void attention_naive(const Element* q, const Element* k, c
     for (int key = 0; key < count; ++key)
         result += expf(score(key) - origin(largest)) * to_float(values[1LL * key * shape.v_token]);
     y[1LL * batch * shape.y_batch + 1LL * head * shape.y_head + 1LL * query * shape.y_token + feature] =
-        from_float<Element>(result * divisor(largest, sum));
+        from_float<Element>(result * factor_of(largest, sum));
 }

@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (query >= shape.queries) return;
-    const float factor = divisor(largest, sum);
+    const float factor = factor_of(largest, sum);
     Element* result = y + 1LL * batch * shape.y_batch + 1LL * head * shape.y_head + 1LL * query * shape.y_token;
 #pragma unroll
     for (int i = 0; i < V_PACKS; ++i) {
