@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -84,9 +84,7 @@ class AttentionProblem(Named):
         object.__setattr__(self, "value_size", self.value_size or self.size)
         if self.scale is not None and math.isclose(self.scale, self.size**-0.5, rel_tol=1e-7):
             object.__setattr__(self, "scale", None)
-        sizes = {
-            name: getattr(self, name) for name in ("heads", "queries", "keys", "size", "value_size")
-        }
+        sizes = {name: getattr(self, name) for name in ("heads", "queries", "keys", "size", "value_size")}
         check_fields("attention", self, MULTIPLIED, sizes)
         for name in ("size", "value_size"):
             size = sizes[name]
@@ -112,8 +110,12 @@ class AttentionProblem(Named):
             object.__setattr__(self, "bias_row", 0)
             return
         whole = (self.batch, self.heads, self.queries, self.keys)
-        if len(self.bias) != 4 or any(size not in (1, full) for size, full in zip(self.bias[1:], whole[1:], strict=True)):
-            raise UnsupportedError(f"bias has sizes {self.bias}; each must be 1 or that of the scores, {whole}")
+        if len(self.bias) != 4 or any(
+            size not in (1, full) for size, full in zip(self.bias[1:], whole[1:], strict=True)
+        ):
+            raise UnsupportedError(
+                f"bias has sizes {self.bias}; each must be 1 or that of the scores, {whole}"
+            )
         if self.bias[0] < 1 or self.batch % self.bias[0]:
             raise UnsupportedError(f"bias has {self.bias[0]} batch items, which do not divide {self.batch}")
         object.__setattr__(self, "bias_row", self.bias_row or self.bias[3])
@@ -125,7 +127,9 @@ class AttentionProblem(Named):
         """Return self-attention that reads one projection [batch][tokens][3][heads][size] and writes rows of tokens."""
         each = heads * size
         at = [(part * each, tokens * 3 * each, size, 3 * each) for part in range(3)]
-        return cls(batch, heads, tokens, tokens, size, q_at=at[0], k_at=at[1], v_at=at[2], order="bqh", **more)
+        return cls(
+            batch, heads, tokens, tokens, size, q_at=at[0], k_at=at[1], v_at=at[2], order="bqh", **more
+        )
 
     @property
     def factor(self) -> float:
@@ -186,7 +190,7 @@ class AttentionProblem(Named):
         """Number of batch items of the bias, and its strides; 0 where it is broadcast."""
         if not self.bias:
             return 1, 0, 0, 0, 0
-        items, heads, queries, keys = self.bias
+        items, heads, queries, _ = self.bias
         strides = heads * queries * self.bias_row, queries * self.bias_row, self.bias_row, 1
         batch, *others = (step * (size > 1) for step, size in zip(strides, self.bias, strict=True))
         return items, batch, *others  # type: ignore[return-value]
@@ -218,7 +222,9 @@ def operands(problem: AttentionProblem, inputs: Tensors) -> tuple[torch.Tensor, 
     """Return q, k and v as PyTorch has them."""
     found = (
         inputs[role].as_strided(
-            problem.sizes(role), (*problem.strides(role), 1), inputs[role].storage_offset() + problem.offset(role)
+            problem.sizes(role),
+            (*problem.strides(role), 1),
+            inputs[role].storage_offset() + problem.offset(role),
         )
         for role in "qkv"
     )
@@ -389,10 +395,9 @@ class Mma(Rung[AttentionProblem, MmaConfig]):
 
     def recipe(self, problem: AttentionProblem, config: MmaConfig) -> Recipe:
         p = problem
-        _, _, _, query, key = p.bias_strides
         program = Program.of(
             "attention/mma.cu", problem=p, config=config, one_tile=config.keys >= p.keys,
-            bias_pairs=bool(p.bias) and key == 1 and p.bias_row % 2 == 0,
+            bias_pairs=p.bias_strides[4] == 1 and p.bias_row % 2 == 0,
         )  # fmt: skip
         grid = ceil_div(p.queries, config.rows) * ceil_div(p.batch * p.heads, config.pairs)
         scale = p.factor if p.bias else p.factor * math.log2(math.e)
@@ -467,6 +472,13 @@ MMA = Mma(
 # --- the operation
 
 
+# Attention without a bias is one kernel of PyTorch's too. With many keys that is FlashAttention, whose wgmma runs at
+# twice the rate of mma.sync; few keys leave it bound by its setup. With a bias PyTorch takes a slower kernel. In fp32,
+# CUDA cores win for few keys only. Assumed, not measured: a measurement of a step decides first.
+MOST_KEYS = 256
+MOST_FP32_KEYS = 64
+
+
 class Attention(Operation[AttentionProblem]):
     name = "attention"
     problem = AttentionProblem
@@ -482,8 +494,8 @@ class Attention(Operation[AttentionProblem]):
         AttentionProblem(32, 8, 64, 256, 64, order="bqh"),
         AttentionProblem.packed(8, 1024, 16, 64, causal=True),
     )
-    """Windows of Swin-T's first stage at batch 32 and 1 and of its last stage, a mobile transformer, ViT-B, attention to
-    other tokens, and a language model's."""
+    """Windows of Swin-T's first stage at batch 32 and 1 and of its last stage, a mobile transformer, ViT-B, attention
+    to other tokens, and a language model's."""
     small_problems = (
         AttentionProblem(2, 2, 49, 49, 32, bias=(1, 2, 49, 49)),
         AttentionProblem.packed(4, 9, 2, 32, bias=(2, 2, 9, 9), bias_row=16),
@@ -502,6 +514,12 @@ class Attention(Operation[AttentionProblem]):
 
     def preferred(self, problem: AttentionProblem) -> tuple[str, ...]:
         return ("online", "naive") if problem.dtype == "fp32" else ("mma", "online", "naive")
+
+    def left_to_pytorch(self, problem: AttentionProblem) -> str | None:
+        most = MOST_FP32_KEYS if problem.dtype == "fp32" else MOST_KEYS
+        if problem.keys <= most or (problem.bias and problem.dtype != "fp32"):
+            return None
+        return f"beyond {most} keys PyTorch's attention should be faster; there are {problem.keys}"
 
 
 ATTENTION = Attention()
@@ -545,8 +563,8 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
         )
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise UnsupportedError(
-            f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}; batch and heads of all must be equal, "
-            "the size of q and k, and the tokens of k and v"
+            f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}; batch and heads of all must be "
+            "equal, the size of q and k, and the tokens of k and v"
         )
     if tf32 and q.dtype != torch.float32:
         raise UnsupportedError(f"q has dtype {q.dtype}; tf32=True applies to float32 tensors only")
@@ -564,7 +582,9 @@ def _in_place(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or a copy with its strides if its address is not aligned."""
     if is_aligned(tensor):
         return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
 
 
 def _plan(
@@ -580,7 +600,7 @@ def _plan(
     _check(q, k, v, bias, tf32)
     dtype = "tf32" if tf32 else NAMES[q.dtype]
     packers: dict[str, Packer] = {}
-    at: dict[str, tuple[int, ...]] = {}
+    at: dict[str, Any] = {}
     for role, operand in {"q": q, "k": k, "v": v}.items():
         found = at_of(operand.stride(), full_vector(dtype))
         at[f"{role}_at"] = found or ()
@@ -589,13 +609,24 @@ def _plan(
     if bias is not None:
         sizes = (*[1] * (4 - bias.dim()), *bias.shape)
         packers["bias"] = lambda given: _additive(given, q.dtype)
+    batch, heads, queries, size = q.shape
     problem = AttentionProblem(
-        *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], scale, causal, sizes, **at, order="bqh",
+        batch,
+        heads,
+        queries,
+        k.shape[2],
+        size,
+        v.shape[3],
+        scale,
+        causal,
+        sizes,
+        **at,
+        order="bqh",
         dtype=dtype,
-    )  # fmt: skip
+    )
     if bias is not None and sizes[0] not in (1, q.shape[0]):
         raise UnsupportedError(f"bias has {sizes[0]} batch items; it must have 1 or {q.shape[0]}, as q")
-    y = torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device)
+    y = torch.empty((batch, queries, heads, v.shape[3]), dtype=q.dtype, device=q.device)
     return CallPlan(prepare(ATTENTION, problem, q.device, rung), {"y": y}, packers, finish=_by_heads)
 
 
@@ -644,7 +675,16 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     of_bias = None
     if bias is not None and bias.is_floating_point():
         of_bias = of_scores.sum_to_size(bias.shape)
-    return of_scores @ k * scale, of_scores.mT @ q * scale, weights.mT @ gradient, of_bias, None, None, None, None
+    return (
+        of_scores @ k * scale,
+        of_scores.mT @ q * scale,
+        weights.mT @ gradient,
+        of_bias,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def _cast(

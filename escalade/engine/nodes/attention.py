@@ -34,20 +34,6 @@ _HEADS = Role((3, 16))
 _BIAS_STEP = 8
 """Keys per row of a constant bias are padded to a multiple of this, so that rows are aligned."""
 
-# Attention without a bias is one kernel of PyTorch's too, and on many keys FlashAttention's wgmma runs at twice the
-# rate of mma.sync; on few keys it is bound by its setup, and it reads copies of packed projections. With a bias PyTorch
-# takes a slower kernel. In fp32, kernels on CUDA cores win on few keys only. Not measured yet.
-MOST_KEYS = 256
-MOST_FP32_KEYS = 64
-
-
-def _reason_for_pytorch(problem: AttentionProblem) -> str | None:
-    """Return why PyTorch should be faster; None if the kernels should be."""
-    most = MOST_FP32_KEYS if problem.dtype == "fp32" else MOST_KEYS
-    if problem.keys <= most or (problem.bias and problem.dtype != "fp32"):
-        return None
-    return f"{problem.keys} keys: beyond {most} PyTorch's attention is faster"
-
 
 class Attention(Operator):
     """softmax(scale * q kᵀ + bias) v; q is [..., heads, queries, size], k and v [..., heads, keys, size].
@@ -70,20 +56,28 @@ class Attention(Operator):
 
     @match_aten("scaled_dot_product_attention")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        operands = [call.value(name) for name in ("query", "key", "value")]
-        mask, given = call.value("attn_mask"), call("attn_mask")
-        if call("dropout_p", 0.0) or any(one is None or one in graph.constants for one in operands):
+        q, k, v = (call.value(name) for name in ("query", "key", "value"))
+        mask, given, causal = call.value("attn_mask"), call("attn_mask"), call("is_causal", False)
+        if q is None or k is None or v is None or {q, k, v} & graph.constants.keys():
             return None
-        if given is not None and call("is_causal", False):
+        if call("dropout_p", 0.0) or (given is not None and causal):
             return None
         bias = None if mask is None else self._bias(node, mask, graph)
         if mask is not None and bias is None:
             return None
-        return self.of(node, *operands, bias, call("scale"), graph, causal=call("is_causal", False))  # type: ignore[arg-type]
+        return self.of(node, q, k, v, bias, call("scale"), graph, causal)
 
     @classmethod
     def of(
-        cls, node: Node, q: str, k: str, v: str, bias: str | None, scale: float | None, graph: Graph, causal: bool
+        cls,
+        node: Node,
+        q: str,
+        k: str,
+        v: str,
+        bias: str | None,
+        scale: float | None,
+        graph: Graph,
+        causal: bool,
     ) -> Node | None:
         """Return attention in place of a node that has its result; None if no node describes it."""
         shapes = [graph.shape_of(one) for one in (q, k, v)]
@@ -107,10 +101,13 @@ class Attention(Operator):
         made = cls.instead_of(node, inputs, **attributes, order="bqh")
         order = (*range(len(queries) - 3), len(queries) - 2, len(queries) - 3, len(queries) - 1)
         shape = tuple(node.shape[dim] for dim in order)
-        name = graph.add(Node(f"{node.name}_rows", cls.name, made.inputs, made.attributes, shape, node.dtype, node.source))
+        name = graph.add(
+            Node(f"{node.name}_rows", cls.name, made.inputs, made.attributes, shape, node.dtype, node.source)
+        )
         return Permute.instead_of(node, {"x": name}, order=order)
 
-    def _bias(self, node: Node, mask: str, graph: Graph) -> str | None:
+    @staticmethod
+    def _bias(node: Node, mask: str, graph: Graph) -> str | None:
         """Return a mask as a bias of four dimensions; None if it is none."""
         sizes, keys = graph.shape_of(mask), AtenCall(node).value("key")
         assert keys is not None
@@ -146,7 +143,9 @@ class Attention(Operator):
         *lead, queries, size = sizes["q"]
         keys, value_size = sizes["v"][-2:]
         if attributes["size"] != size or attributes["keys"] != keys:
-            raise SizeError(f"q is {list(sizes['q'])} and v {list(sizes['v'])}, but attributes say {attributes}")
+            raise SizeError(
+                f"q is {list(sizes['q'])} and v {list(sizes['v'])}, but attributes say {attributes}"
+            )
         if attributes["order"] == "bhq":
             result: Sizes = (*lead, queries, value_size)
         elif attributes["order"] == "qbh" and len(lead) == 2:
@@ -162,9 +161,6 @@ class Attention(Operator):
         for role in OPERANDS:
             if forms.value(node.inputs[role]).dtype != forms.value(node.name).dtype:
                 raise UnsupportedError("operands of attention differ in dtype")
-        reason = _reason_for_pytorch(problem)
-        if reason is not None:
-            raise UnsupportedError(reason)
         return Lowered(ATTENTION, problem)
 
 
@@ -208,7 +204,9 @@ def in_place(node: Node, role: str, view: torch.Tensor, dtype: str) -> Node | No
         heads = heads.view(prod(heads.shape[:-3]), *heads.shape[-3:])
     except RuntimeError:  # batch items are not one stride apart
         return None
-    strides = [stride if size > 1 else 0 for size, stride in zip(heads.shape[:3], heads.stride(), strict=False)]
+    strides = [
+        stride if size > 1 else 0 for size, stride in zip(heads.shape[:3], heads.stride(), strict=False)
+    ]
     at, offset = at_of((*strides, heads.stride(3)), full_vector(dtype)), int(heads.storage_offset())
     if at is None or offset % full_vector(dtype) or offset >= 2**31:
         return None
