@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, match_aten
+from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Match, Operator, Tensors, match_aten
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -54,7 +54,7 @@ class Attention(Operator):
     values = (*OPERANDS, "bias")
     preferred_layout = "nchw"
 
-    @match_aten("scaled_dot_product_attention")
+    @match_aten("scaled_dot_product_attention", phases=(CAPTURE, FOLDED))
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         q, k, v = (call.value(name) for name in ("query", "key", "value"))
         mask, given, causal = call.value("attn_mask"), call("attn_mask"), call("is_causal", False)

@@ -16,6 +16,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import Softmax
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.views import Permute, Reshape
+from escalade.engine.passes.views import compose_permute
 
 _PRODUCTS = ("matmul", "bmm")
 _TO_SEQUENCES = (1, 0, 2, 3)
@@ -32,6 +33,9 @@ def recognize_attention(graph: Graph) -> None:
         found = _recognized(graph, node) if node.calls in _PRODUCTS else None
         if found is not None:
             graph.nodes[node.name] = found
+    for node in graph:
+        if Permute.matches(node):
+            compose_permute(graph, node)
     for node in graph:
         if Attention.matches(node):
             for role in OPERANDS:
@@ -77,17 +81,21 @@ def _recognized(graph: Graph, node: Node) -> Node | None:
     if q is None or transposed is None or found is None:
         return None
     scale, bias = found
+    rank = len(scores.product.shape)
+    if any(len(graph.shape_of(one)) != rank for one in (q, transposed, v)):
+        return None
+    order: tuple[int, ...] = (*range(rank - 2), rank - 1, rank - 2)
+    permute = graph.nodes.get(transposed)
+    if Permute.matches(permute):
+        transposed, order = permute.inputs["x"], tuple(permute.attributes["order"][dim] for dim in order)
     q, first = _unscaled(graph, q)
-    transposed, second = _unscaled(graph, transposed)
-    if {q, transposed, v} & graph.constants.keys() or not scale * first * second:
+    keys, second = _unscaled(graph, transposed)
+    if {q, keys, v} & graph.constants.keys() or not scale * first * second:
         return None
-    shape, rank = graph.shape_of(transposed), len(scores.product.shape)
-    if len(shape) != rank or len(graph.shape_of(q)) != rank or len(graph.shape_of(v)) != rank:
-        return None
-    order = (*range(rank - 2), rank - 1, rank - 2)
-    flipped = tuple(shape[dim] for dim in order)
-    keys = Permute.node(f"{node.name}_keys", {"x": transposed}, {"order": order}, flipped, node.dtype)
-    k = graph.add(keys, before=node.name)
+    shape = tuple(graph.shape_of(keys)[dim] for dim in order)
+    k = graph.add(
+        Permute.node(f"{node.name}_keys", {"x": keys}, {"order": order}, shape, node.dtype), node.name
+    )
     name = None if bias is None else graph.add_constant(f"{node.name}_bias", bias.float())
     before = set(graph.nodes)
     made = Attention.of(node, q, k, v, name, scale * first * second, graph, causal=False)

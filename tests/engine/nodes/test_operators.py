@@ -152,6 +152,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "log_softmax": lambda: Example(nn.LogSoftmax(-1), (16,)),
+    "attention": lambda: Example(
+        Call(lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos(), torch.randn(5, 5))), (2, 5, 16)
+    ),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.transpose(1, 2)), (6, 5)),
     "concatenate": lambda: Example(Call(lambda x: torch.cat([x.sin(), x.cos()], 1)), (16,)),

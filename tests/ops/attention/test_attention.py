@@ -144,7 +144,8 @@ def test_the_gradient_is_pytorchs(masked: bool) -> None:
     given = [torch.randn(2, 2, tokens, 16) for tokens in (5, 7, 7)]
     bias = torch.randn(1, 2, 1, 7).masked_fill(torch.arange(7) == 2, -INF) if masked else None
     results = []
-    for run in (ops.attention, F.scaled_dot_product_attention):
+    operators: tuple[Any, ...] = (ops.attention, F.scaled_dot_product_attention)
+    for run in operators:
         leaves = [tensor.clone().requires_grad_() for tensor in given]
         added = None if bias is None else bias.clone().requires_grad_()
         options: Any = (
