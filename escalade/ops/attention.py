@@ -68,7 +68,7 @@ class AttentionProblem(Named):
     causal: bool = False
     """Query i reads keys 0 to i."""
     bias: tuple[int, ...] = ()
-    """Sizes of what is added to the scores: [batch][heads][queries][keys], each whole or 1; of the batch any divisor,
+    """Sizes of what is added to the scores: [batch][heads][queries][keys], each whole or 1; of the batch any number,
     repeated. Empty without a bias."""
     bias_row: int = 0
     """Elements per row of the bias, which may be padded; 0: its keys."""
@@ -116,8 +116,8 @@ class AttentionProblem(Named):
             raise UnsupportedError(
                 f"bias has sizes {self.bias}; each must be 1 or that of the scores, {whole}"
             )
-        if self.bias[0] < 1 or self.batch % self.bias[0]:
-            raise UnsupportedError(f"bias has {self.bias[0]} batch items, which do not divide {self.batch}")
+        if self.bias[0] < 1:
+            raise UnsupportedError(f"bias has {self.bias[0]} batch items; it must have at least 1")
         object.__setattr__(self, "bias_row", self.bias_row or self.bias[3])
         if self.bias_row < self.bias[3]:
             raise UnsupportedError(f"bias has rows of {self.bias[3]} keys, but bias_row is {self.bias_row}")
@@ -236,7 +236,7 @@ def mask_of(problem: AttentionProblem, inputs: Tensors) -> torch.Tensor | None:
     p, found = problem, inputs.get("bias")
     if found is not None:
         found = found[..., : p.bias[3]]
-        found = found.repeat(p.batch // p.bias[0], 1, 1, 1) if p.bias[0] > 1 else found
+        found = found.repeat(ceil_div(p.batch, p.bias[0]), 1, 1, 1)[: p.batch] if p.bias[0] > 1 else found
     if p.causal:
         like = inputs["q"]
         later = torch.full((p.queries, p.keys), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
@@ -327,7 +327,7 @@ class Online(Rung[AttentionProblem, OnlineConfig]):
         lanes = max(1, ceil_div(problem.size + problem.value_size, 32))
         lanes = min(8, 1 << (lanes - 1).bit_length())
         offered = [OnlineConfig(threads, lanes, 32) for threads in (128, 64, 256)]
-        return (*offered, OnlineConfig(128, min(8, 2 * lanes), 32))
+        return (*offered, OnlineConfig(128, 2 * lanes if lanes < 8 else 4, 32))
 
     def recipe(self, problem: AttentionProblem, config: OnlineConfig) -> Recipe:
         program = Program.of("attention/online.cu", problem=problem, config=config)

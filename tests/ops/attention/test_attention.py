@@ -28,7 +28,7 @@ TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "b
 TOLERANCE = {"fp32": 1e-5, "tf32": 3e-3, "fp16": 3e-3, "bf16": 2e-2}
 
 
-def called(rung: str, dtype: str, *operands: torch.Tensor, **given: Any) -> torch.Tensor:
+def called(rung: str, dtype: str, *operands: Any, **given: Any) -> torch.Tensor:
     return ops.attention(*operands, **given, tf32=dtype == "tf32", rung=rung)
 
 
@@ -41,8 +41,8 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: str) -> No
     torch.testing.assert_close(result.float(), expected.float(), rtol=t, atol=t, equal_nan=True)
 
 
-def pytorch(*operands: torch.Tensor, **given: Any) -> torch.Tensor:
-    return F.scaled_dot_product_attention(*[one.float() for one in operands], **given)
+def pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **given)
 
 
 @pytest.mark.parametrize(("rung", "dtype"), RUNGS)
@@ -133,7 +133,7 @@ def test_tiles_of_every_size(dtype: str, config: MmaConfig, seed: int) -> None:
     )
     inputs, y = ATTENTION.inputs(problem, CPU, seed), ATTENTION.output(problem, CPU)
     options = TwinOptions(order=Order(seed=seed, late=seed == 2), checks=True)
-    bind(MMA.recipe(problem, config), {**inputs, "y": y}, options)()
+    bind(MMA.recipe(problem, config), {**inputs, "y": y}, options=options)()
     exact = ATTENTION.reference(problem, inputs)
     error = relative_error(ATTENTION.peer(problem, inputs), exact)
     assert relative_error(y, exact) <= MMA.tolerance(problem, error)
