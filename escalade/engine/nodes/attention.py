@@ -13,15 +13,14 @@ from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Match, Operato
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     COUNT,
+    EPSILON,
     FLAG,
     RESULT,
-    Attribute,
     Attributes,
     Role,
     Signature,
     SizeError,
     Sizes,
-    is_real,
     one_of,
 )
 from escalade.engine.nodes.views import Permute
@@ -47,8 +46,7 @@ class Attention(Operator):
     signature = Signature(
         {**dict.fromkeys(OPERANDS, _HEADS), "bias": Role((4, 4), optional=True)},
         {
-            "scale": Attribute("a finite number", is_real), "causal": FLAG, "order": one_of(*ORDERS),
-            "size": COUNT, "keys": COUNT,
+            "scale": EPSILON, "causal": FLAG, "order": one_of(*ORDERS), "size": COUNT, "keys": COUNT,
         },
     )  # fmt: skip
     values = (*OPERANDS, "bias")
@@ -89,6 +87,8 @@ class Attention(Operator):
         if not all(type(size) is int for size in numbers):
             return None
         if any(graph.dtype_of(one) != graph.dtype_of(q) for one in (k, v)) or not node.is_floating:
+            return None
+        if scale is not None and scale < 0:
             return None
         size, count = keys[-1], keys[-2]
         assert isinstance(size, int) and isinstance(count, int)
@@ -142,16 +142,20 @@ class Attention(Operator):
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         *lead, queries, size = sizes["q"]
         keys, value_size = sizes["v"][-2:]
-        if attributes["size"] != size or attributes["keys"] != keys:
+        order, heads = attributes["order"], lead[-1] if len(lead) > 1 else 1
+        if attributes["size"] != size or attributes["keys"] != keys or (order == "bhq") != (len(lead) == 1):
             raise SizeError(
                 f"q is {list(sizes['q'])} and v {list(sizes['v'])}, but attributes say {attributes}"
             )
-        if attributes["order"] == "bhq":
-            result: Sizes = (*lead, queries, value_size)
-        elif attributes["order"] == "qbh" and len(lead) == 2:
+        items, *bias = sizes.get("bias", (1, 1, 1, 1))
+        fits = bias[0] in (1, heads) and bias[1] in (1, queries) and (bias[2] == 1 or bias[2] >= keys)
+        if not fits or items < 1 or (prod(lead) // heads) % items:
+            raise SizeError(f"bias is {[items, *bias]} for scores of {[*lead, queries, keys]}")
+        result: Sizes = (*lead[:-1], queries, lead[-1], value_size)
+        if order == "bhq":
+            result = (*lead, queries, value_size)
+        elif order == "qbh" and len(lead) == 2:
             result = (queries, *lead, value_size)
-        else:
-            result = (*lead[:-1], queries, lead[-1], value_size)
         return {"k": (*lead, keys, size), "v": (*lead, keys, value_size), RESULT: result}
 
     def lower(self, node: Node, forms: Forms) -> Lowered:

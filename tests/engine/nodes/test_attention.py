@@ -14,6 +14,7 @@ from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.nodes.attention import Attention
+from escalade.engine.nodes.signature import SizeError
 from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan.plan import PlanStep
 from escalade.engine.plan.planner import make_plan
@@ -246,3 +247,14 @@ def test_heads_without_a_kernel_and_many_keys_stay_with_pytorch() -> None:
     model, x = Wide(2, 12).eval(), torch.randn(2, 9, 24)
     engine = compile(model, x, device="twin")
     torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_of_a_bias_in_a_file() -> None:
+    attributes = {"scale": 1.0, "causal": False, "order": "bqh", "size": 16, "keys": 7}
+    operands = {"q": (4, 2, 5, 16), "k": (4, 2, 7, 16), "v": (4, 2, 7, 24)}
+    for fits in ((2, 2, 5, 8), (1, 1, 1, 1), (4, 1, 5, 7)):
+        sizes = Attention().sizes({**operands, "bias": fits}, attributes)
+        assert sizes["y"] == (4, 5, 2, 24) and sizes["k"] == operands["k"]
+    for wrong in ((3, 2, 5, 8), (1, 3, 1, 1), (4, 1, 5, 6), (1, 1, 4, 7), (8, 1, 1, 1)):
+        with pytest.raises(SizeError, match="bias is"):
+            Attention().sizes({**operands, "bias": wrong}, attributes)
