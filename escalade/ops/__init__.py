@@ -9,6 +9,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import autograd
 from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, adaptive_avg_pool2d
 from escalade.ops.add import ADD, add
+from escalade.ops.attention import ATTENTION, attention
 from escalade.ops.avg_pool2d import AVG_POOL2D, avg_pool2d
 from escalade.ops.avg_pool2d_backward import AVG_POOL2D_BACKWARD, avg_pool2d_backward
 from escalade.ops.base.ladder import Ladder
@@ -87,6 +88,7 @@ OPERATIONS: dict[str, Operation] = {
         GROUP_NORM,
         REDUCE,
         SOFTMAX,
+        ATTENTION,
         TOP_K,
         POINTWISE_LOSS,
         CROSS_ENTROPY,
@@ -113,6 +115,7 @@ __all__ = [
     "Rung",
     "adaptive_avg_pool2d",
     "add",
+    "attention",
     "avg_pool2d",
     "avg_pool2d_backward",
     "batch_norm",

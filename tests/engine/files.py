@@ -65,10 +65,13 @@ class EveryKind(nn.Module):
         z = z.masked_fill(mask > 0, float("-inf")).softmax(-1)
         z = torch.cat([z, self.token.expand(x.shape[0], -1), torch.zeros(x.shape[0], 1)], 1)
         first, second = z.split([4, 5], 1)
+        tokens = up.flatten(1)[:, :64].view(-1, 2, 2, 16)
+        heads = F.scaled_dot_product_attention(tokens.sin(), tokens, tokens.cos())
         both = torch.cat([y, self.second(y)], 1)[:, 1:5]
         return {
             "z": [z, first.log_softmax(1) * torch.arange(4.0)],
             "up": (up[:, self.order],),
+            "heads": heads,
             "which": second.max(1)[1],
             "half": both.permute(0, 2, 3, 1).sum(3).half(),
         }

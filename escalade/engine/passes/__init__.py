@@ -10,6 +10,7 @@ from enum import StrEnum
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
+from escalade.engine.passes.attention import recognize_attention
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
 from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
@@ -213,6 +214,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     read_unexpanded(graph)
     resolve_stacks(graph)
     recognize_norms(graph)
+    recognize_attention(graph)
     recognize_shuffles(graph)
     keep_sequences_as_images(graph)
     sink_permutes(graph)

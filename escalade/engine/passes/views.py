@@ -32,13 +32,13 @@ def sink_permutes(graph: Graph) -> None:
     """
     for node in graph:
         if Permute.matches(node):
-            _compose(graph, node)
+            compose_permute(graph, node)
         else:
             _sink(graph, node)
     graph.remove_dead_code()
 
 
-def _compose(graph: Graph, node: Node) -> None:
+def compose_permute(graph: Graph, node: Node) -> None:
     """Merge a permutation with a preceding one; remove both if they cancel."""
     before = graph.nodes.get(node.inputs["x"])
     if not Permute.matches(before):

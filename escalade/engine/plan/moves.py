@@ -17,6 +17,7 @@ import torch
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.attention import OPERANDS, Attention, in_place
 from escalade.engine.nodes.base import is_view_of
 from escalade.engine.nodes.lowering import ElementMove
 from escalade.engine.nodes.movement import Move, copy_problem
@@ -39,17 +40,19 @@ def fuse_moves(graph: Graph, forms: Mapping[str, Form], choices: StepChoices) ->
     """Return the graph with copy kernels where PyTorch would copy; the same graph if there is nothing to replace."""
     fusion = _MoveFusion(graph, forms, choices)
     for node in reversed(tuple(graph)):  # readers first: they decide whether a value must be dense
-        if fusion.is_pytorch_move(node) and fusion.needs_dense(node):
+        if Attention.matches(node) and (changed := fusion.with_operands_in_place(node)) is not node:
+            fusion.replaced[node.name] = changed
+        elif fusion.is_pytorch_move(node) and fusion.needs_dense(node):
             kernel = fusion.as_kernel(node)
             if kernel is not None:
                 fusion.replaced[node.name] = kernel
     if not fusion.replaced:
         return graph
-    changed = graph.copy()
-    changed.nodes = {node.name: fusion.replaced.get(node.name, node) for node in graph}
-    changed.remove_dead_code()
-    choices.set_nodes(changed.nodes)
-    return changed
+    fused = graph.copy()
+    fused.nodes = {node.name: fusion.replaced.get(node.name, node) for node in graph}
+    fused.remove_dead_code()
+    choices.set_nodes(fused.nodes)
+    return fused
 
 
 @dataclass
@@ -126,6 +129,25 @@ class _MoveFusion:
             and self.forms[names[0]].dtype == self.forms[node.name].dtype
             and operator_of(node).may_alias(node)
         )
+
+    def with_operands_in_place(self, node: Node) -> Node:
+        """Return attention that reads its operands through views of other values, such as one packed projection."""
+        step = self.choices.of(node)
+        if step.choice is None:
+            return node
+        for role in OPERANDS:
+            name = node.inputs[role]
+            chain = None if name in self.graph.constants else self.chains(name)
+            if chain is None or chain.root == name or not self._has_memory(chain.root):
+                continue
+            if (
+                self.forms[chain.root].layout == "nhwc"
+                or self.forms[chain.root].dtype != self.forms[name].dtype
+            ):
+                continue
+            changed = in_place(node, role, chain.tensor, step.choice.problem.dtype)
+            node = node if changed is None else changed.with_inputs(**{role: chain.root})
+        return node
 
     def as_kernel(self, node: Node) -> Node | None:
         """Return a copy node that computes this node from values in the plan's memory, or None."""

@@ -113,6 +113,10 @@ class Operation(Generic[P]):
         """Times that PyTorch rounds values to the dtype, including the result's."""
         return 2
 
+    def left_to_pytorch(self, problem: P) -> str | None:
+        """Return why a plan on a GPU leaves a problem to PyTorch where nothing was measured; None if it does not."""
+        return None
+
     def pytorch_us(self, problem: P, card: Card) -> float:
         """Estimate PyTorch's microseconds, for comparison with a rung that is a last resort."""
         products = card.rates.fp32 if problem.dtype == "fp32" else card.tensor_core_rate(problem.dtype)

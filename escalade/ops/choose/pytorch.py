@@ -41,9 +41,9 @@ def reason_for_pytorch(
 ) -> str | None:
     """Return why a plan on a GPU leaves a problem to PyTorch; None if the choice should run.
 
-    A measurement counts only against the rung that is chosen now. Without one, only a last-resort rung yields to
-    PyTorch, if PyTorch's estimate is lower or the rung has none, and if no other rung supports the problem. Rungs in
-    `avoid` failed before.
+    A measurement counts only against the rung that is chosen now. Without one, an operation may leave problems to
+    PyTorch (`Operation.left_to_pytorch`). Otherwise only a last-resort rung yields to PyTorch, if PyTorch's estimate is
+    lower or the rung has none, and if no other rung supports the problem. Rungs in `avoid` failed before.
     """
     if not is_gpu(target):
         return None
@@ -55,7 +55,7 @@ def reason_for_pytorch(
             return f"{found.why}; {choice.rung.name} took {found.entry.config[_RIVAL_US]:.3g} µs"
         if found.entry.rung == choice.rung.name:
             return None
-    return _by_estimate(operation, choice, avoid)
+    return operation.left_to_pytorch(choice.problem) or _by_estimate(operation, choice, avoid)
 
 
 def _by_estimate(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> str | None:

@@ -91,6 +91,11 @@ def _chain() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
 
 
+def _attention() -> nn.Module:
+    bias = torch.randn(5, 5)
+    return Call(lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos(), bias))
+
+
 def _convolution_backward(result: int) -> nn.Module:
     weight = torch.randn(8, 8, 3, 3)
     window = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
@@ -152,6 +157,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "log_softmax": lambda: Example(nn.LogSoftmax(-1), (16,)),
+    "attention": lambda: Example(_attention(), (2, 5, 16)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.transpose(1, 2)), (6, 5)),
     "concatenate": lambda: Example(Call(lambda x: torch.cat([x.sin(), x.cos()], 1)), (16,)),
