@@ -497,15 +497,15 @@ class Attention(Operation[AttentionProblem]):
     """Windows of Swin-T's first stage at batch 32 and 1 and of its last stage, a mobile transformer, ViT-B, attention
     to other tokens, and a language model's."""
     small_problems = (
-        AttentionProblem(2, 2, 49, 49, 32, bias=(1, 2, 49, 49)),
+        AttentionProblem(1, 2, 49, 49, 16, bias=(1, 2, 49, 49)),
         AttentionProblem.packed(4, 9, 2, 32, bias=(2, 2, 9, 9), bias_row=16),
-        AttentionProblem.packed(1, 70, 2, 64),
+        AttentionProblem.packed(1, 21, 2, 64),
         AttentionProblem(1, 3, 5, 83, 16, value_size=40, scale=0.3, order="bqh"),
         AttentionProblem(3, 1, 37, 37, 24, causal=True, order="qbh"),
         AttentionProblem(1, 2, 20, 150, 48, value_size=24, causal=True, bias=(1, 1, 20, 1)),
         AttentionProblem(2, 1, 1, 1, 16),
         AttentionProblem(1, 1, 17, 33, 128, value_size=16, bias=(1, 1, 1, 33), scale=-0.2),
-        AttentionProblem(1, 1, 33, 140, 80, value_size=128),
+        AttentionProblem(1, 1, 3, 140, 80, value_size=128),
     )
     """Small problems: windows whose bias repeats, packed projections, heads that are no multiple of a k-step, odd
     numbers of tokens, one and several tiles of keys, every broadcast of a bias, causal, every order of the result."""
