@@ -33,7 +33,7 @@ IN_PYTORCH = {
     "group_norm": "",
     "vgg": "",
     "alexnet": "",
-    "vit": "permute 5, select 3, scaled_dot_product_attention 1",
+    "vit": "permute 5, select 3, attention 1",
     "upscaling": "",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""

@@ -62,7 +62,9 @@ def test_a_logarithm_is_as_accurate_as_pytorchs(dtype: str) -> None:
         assert [step.operation for step in engine.explain(x.float()).steps] == ["log_softmax"]
         exact = function(x.double())
         ours, theirs = ((y.double() - exact).abs() for y in (engine(x.float()), function(x)))
-        assert bool((ours <= 2 * theirs + torch.finfo(x.dtype).eps * exact.abs()).all())
+        # Beside a confident class the sum of exponentials is 1 and a rounding, which PyTorch may happen not to make.
+        rounding = 2 * torch.finfo(torch.float32).eps if dtype == "fp16" else 0.0
+        assert bool((ours <= 2 * theirs + torch.finfo(x.dtype).eps * exact.abs() + rounding).all())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

@@ -32,17 +32,20 @@ def planes(name: str) -> Conv2dInputGradientProblem:
         "16to40_9x15_k3s2_b2_mask",  # a tap that only one phase has
         "3to20_25x39_k3s2_b1_res",
         "4to7_23x24_k6x3s3x1p2x1_b1",
-        "10to4_31x35_k5x7s2x4p0_b1",
+        "10to4_31x35_k5x7s2x4p0_b1",  # all configs offered share tiles
     ],
 )
 def test_small_odd_sizes(name: str, seed: int) -> None:
     problem = planes(name)
     assert PLANES.supports(problem) is None
     configs = PLANES.configs(problem)
-    shared, own = (next(one for one in configs if one.ping_pong is found) for found in (False, True))
     late = TwinOptions(Order(seed, late=True), checks=True)
+    shared = next(one for one in configs if not one.ping_pong)
     check(CONV2D_INPUT_GRADIENT, PLANES, problem, shared, CPU, seed, late)
-    check(CONV2D_INPUT_GRADIENT, PLANES, problem, own, CPU, seed)
+    own = next((one for one in configs if one.ping_pong), None)
+    assert (own is None) == name.startswith("10to4")
+    if own:
+        check(CONV2D_INPUT_GRADIENT, PLANES, problem, own, CPU, seed)
 
 
 def test_every_filter_is_in_one_tile() -> None:
