@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -24,6 +25,16 @@ def test_a_date_chooses_the_same_pieces_every_time() -> None:
     assert len({piece.rung for piece in first}) > 4
     for piece in first:
         assert slice.Piece.parse(str(piece)) == piece
+
+
+def test_plans_of_networks_are_a_source_of_pieces() -> None:
+    first, again = (list(slice.planned_pieces("x", "varied/espcn/*")) for _ in range(2))
+    assert first == again and "conv2d" in {piece.operation for piece in first}
+    for piece in first:
+        assert slice.Piece.parse(str(piece)) == piece
+        operation = OPERATIONS[piece.operation]
+        problem = replace(operation.parse(piece.problem), dtype=piece.dtype, layout=piece.layout)
+        assert problem.batch <= 3 and piece.config < len(operation.ladder.rung(piece.rung).configs(problem))
 
 
 def test_a_failure_says_how_to_repeat_it(

@@ -22,6 +22,7 @@ from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.engine.training.step import plan_training_step
 from escalade.errors import EscaladeError
 from escalade.models.registry import MODELS, model
+from escalade.ops import Config, Operation, Rung
 from escalade.ops.base.card import H200
 from escalade.ops.choose import choice
 from escalade_bench.zoo import layers, varied
@@ -60,12 +61,16 @@ _LIBRARIES: list[torch.library.Library] = []
 
 def tasks() -> list[str]:
     """Return plans that cover every family, as `family/network/dtype` and `training/family/network/dtype/optimizer`."""
+    return own_tasks() + [task for task in _of_all_torchvision() if task.split("/")[1] in _FAMILIES]
+
+
+def own_tasks() -> list[str]:
+    """Return those that can be listed without torchvision."""
     found = [f"models/{name}/{dtype}" for name in MODELS for dtype in ("fp16", "fp32", "tf32")]
     for family, names in _TRAINED.items():
         found += [f"training/{family}/{name}/fp16/sgd" for name in names]
     found += [f"training/models/{rest}" for rest in _TRAINED_OTHERWISE]
-    found += [f"{family}/{name}/fp16" for family, module in _ZOO.items() for name in module.__all__]
-    return found + [task for task in _of_all_torchvision() if task.split("/")[1] in _FAMILIES]
+    return found + [f"{family}/{name}/fp16" for family, module in _ZOO.items() for name in module.__all__]
 
 
 def further_tasks() -> list[str]:
@@ -84,10 +89,31 @@ def collect(task: str, known: Sequence[str] = ()) -> list[Line]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = _training(task) if task.startswith("training/") else _inference(task)
-            return [line for key, plan in made for line in plan_lines(key, task, plan)]
+            return [line for key, plan in _plans(task) for line in plan_lines(key, task, plan)]
     except EscaladeError as error:  # a network that cannot be planned is to stay so
         return [{"key": task, "task": task, "refused": type(error).__name__}]
+
+
+def choices(task: str) -> list[tuple[Operation[Any], Rung[Any], Any, Config]]:
+    """Return the operation, rung, problem and config of every kernel in the plans of a task, without duplicates."""
+    torch.manual_seed(0)
+    _remember_estimates()
+    found: dict[tuple[Any, ...], None] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _, plan in _plans(task):
+                for step in plan.steps:
+                    if step.lowered is not None and step.choice is not None:
+                        one = step.choice
+                        found[(step.lowered.operation, one.rung, one.problem, one.config)] = None
+        except EscaladeError:  # a network that cannot be planned launches nothing
+            return []
+    return list(found)  # type: ignore[arg-type]
+
+
+def _plans(task: str) -> Iterator[tuple[str, Plan]]:
+    return _training(task) if task.startswith("training/") else _inference(task)
 
 
 def _remember_estimates() -> None:
