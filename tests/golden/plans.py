@@ -109,7 +109,7 @@ def choices(task: str) -> list[tuple[Operation[Any], Rung[Any], Any, Config]]:
                         found[(step.lowered.operation, one.rung, one.problem, one.config)] = None
         except EscaladeError:  # a network that cannot be planned launches nothing
             return []
-    return list(found)  # type: ignore[arg-type]
+    return list(found)
 
 
 def _plans(task: str) -> Iterator[tuple[str, Plan]]:

@@ -185,6 +185,7 @@ def test_attention_to_other_tokens() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_windows_have_a_bias_that_repeats_from_image_to_image(dtype: str, shift: int) -> None:

@@ -228,6 +228,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.escalade.linear.default, (*needs, True))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 2096, 40), (3, 64, 16), (8, 1032, 33), (19, 1160, 37), (32, 40, 70)]

@@ -275,6 +275,7 @@ def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
     check(operation, rung, problem, config, CPU, seed, options)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("rung", ["tensor_core", "folded"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(

@@ -117,10 +117,8 @@ def test_gradients_pass_between_the_bounds_and_at_a_nan(limit: float | None, see
 
 
 def test_no_gradient_passes_a_limit_that_is_rounded() -> None:
-    """Neither fp16 nor bf16 has 1.3: both round it down, so a result at the limit is below the limit."""
-    for dtype, limit in itertools.product(
-        (torch.float32, torch.float16, torch.bfloat16), (0.1, 0.3, 0.7, 1.3)
-    ):
+    """Neither fp16 nor bf16 has 0.3 or 1.3: both round 1.3 down, so a result at the limit is below the limit."""
+    for dtype, limit in itertools.product((torch.float32, torch.float16, torch.bfloat16), (0.3, 1.3)):
         x = torch.tensor([-1.0, 0.05, 100.0], dtype=dtype).requires_grad_()
         relu(x, limit).sum().backward()
         assert x.grad is not None and x.grad.tolist() == [0.0, 1.0, 0.0], f"{dtype}, {limit}"
