@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, Recipe
-from escalade.device.strides import is_aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, full_vector
@@ -330,7 +329,7 @@ class Online(Rung[AttentionProblem, OnlineConfig]):
         return (*offered, OnlineConfig(128, 2 * lanes if lanes < 8 else 4, 32))
 
     def recipe(self, problem: AttentionProblem, config: OnlineConfig) -> Recipe:
-        program = Program.of("attention/online.cu", problem=problem, config=config)
+        program = Program.of("attention/online.cu", problem=problem, config=config, blocks_per_sm=0)
         tiles = ceil_div(problem.queries, config.threads // config.lanes)
         grid = tiles * problem.batch * problem.heads
         return launch(program, grid, config.threads, *launch_arguments(problem, problem.factor))
@@ -397,7 +396,7 @@ class Mma(Rung[AttentionProblem, MmaConfig]):
         p = problem
         program = Program.of(
             "attention/mma.cu", problem=p, config=config, one_tile=config.keys >= p.keys,
-            bias_pairs=p.bias_strides[4] == 1 and p.bias_row % 2 == 0,
+            bias_pairs=p.bias_strides[4] == 1 and p.bias_row % 2 == 0, blocks_per_sm=0,
         )  # fmt: skip
         grid = ceil_div(p.queries, config.rows) * ceil_div(p.batch * p.heads, config.pairs)
         scale = p.factor if p.bias else p.factor * math.log2(math.e)
@@ -578,15 +577,6 @@ def at_of(strides: Sequence[int], elements: int) -> tuple[int, ...] | None:
     return (0, *outer)
 
 
-def _in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy with its strides if its address is not aligned."""
-    if is_aligned(tensor):
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
-
-
 def _plan(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -604,7 +594,8 @@ def _plan(
     for role, operand in {"q": q, "k": k, "v": v}.items():
         found = at_of(operand.stride(), full_vector(dtype))
         at[f"{role}_at"] = found or ()
-        packers[role] = torch.Tensor.contiguous if found is None else _in_place
+        if found is None:
+            packers[role] = torch.Tensor.contiguous
     sizes: tuple[int, ...] = ()
     if bias is not None:
         sizes = (*[1] * (4 - bias.dim()), *bias.shape)
