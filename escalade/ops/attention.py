@@ -103,6 +103,23 @@ class AttentionProblem(Named):
                 raise UnsupportedError(
                     f"{role}_at is {at}: it must be an offset and three strides, from 0 to 2^31 - 1"
                 )
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Refuse what kernels cannot count in 32 bits: strides, and CTAs of at least 8 queries."""
+        for role in "qkvy":
+            steps = zip(self.sizes(role), self.strides(role), strict=False)
+            if any(step >= 2**31 for size, step in steps if size > 1):
+                raise UnsupportedError(
+                    f"{role} has strides {self.strides(role)}; attention supports strides below 2^31; split the batch"
+                )
+        if max(self.bias_strides) >= 2**31:
+            raise UnsupportedError(f"bias has sizes {self.bias}; attention supports strides below 2^31")
+        if self.batch * self.heads * ceil_div(self.queries, 8) >= 2**31:
+            raise UnsupportedError(
+                f"{self.batch} x {self.heads} heads of {self.queries} queries: attention counts CTAs in 32 bits; split "
+                "the batch"
+            )
 
     def _check_bias(self) -> None:
         if not self.bias:

@@ -199,6 +199,20 @@ def test_what_does_not_fit_is_said() -> None:
         AttentionProblem.parse("49")
 
 
+def test_what_kernels_cannot_count_is_refused() -> None:
+    """Sizes, strides and numbers of CTAs are 32-bit arguments, which would wrap."""
+    long = {"heads": 16, "queries": 1, "keys": 2**20, "size": 128}
+    with pytest.raises(UnsupportedError, match="k has strides \\(2147483648, .*split the batch"):
+        AttentionProblem(2, **long)
+    assert AttentionProblem(1, **long).strides("k")[0] == 2**31  # of one item: never taken
+    with pytest.raises(UnsupportedError, match="y has strides"):
+        AttentionProblem(2, 2**10, 2**14, 4, 128, q_at=(0, 0, 0, 128))
+    with pytest.raises(UnsupportedError, match="bias has sizes"):
+        AttentionProblem(2, 1, 2**16, 2**15, 16, bias=(2, 1, 2**16, 2**15))
+    with pytest.raises(UnsupportedError, match="counts CTAs in 32 bits"):
+        AttentionProblem(2**20, 2**11, 1, 1, 16)
+
+
 def test_names_and_sizes() -> None:
     window = AttentionProblem.packed(4, 49, 3, 32, bias=(2, 3, 49, 49), bias_row=56, dtype="fp16")
     assert window.name == (
