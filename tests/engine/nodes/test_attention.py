@@ -221,6 +221,27 @@ def test_masks_of_operands_without_heads(items: int) -> None:
     assert "attention" in operations(kernels(engine, x))
 
 
+@torch.no_grad()
+def test_a_bias_gets_new_weights() -> None:
+    """The scale beside it is evaluated from sums with the bias, whose rounding must not show."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.bias = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.randn(HEADS, 11, 11))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (one.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+            return (q @ k.mT * 0.17677669 + self.bias).softmax(-1) @ v
+
+    model, x = Biased().eval(), torch.randn(2, 11, WIDTH)
+    engine = compile(model, x, device="twin")
+    assert "attention" in operations(kernels(engine, x))
+    model.bias.normal_(0, 3)
+    engine.refresh()
+    assert relative_error(engine(x), model.double()(x.double())) < ALLOWED["fp32"]
+
+
 NO_KEY = torch.arange(11)[:, None] == 3
 NO_ATTENTION: dict[str, Formula] = {
     "another dimension": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
