@@ -163,17 +163,18 @@ def _unpack(program: Program, architecture: str, payload: bytes) -> Cubin:
 def _compile_without_spills(program: Program, architecture: str) -> bytes:
     """Compile, and lower the constant BLOCKS_PER_SM while the kernel spills registers.
 
-    Register counts differ by a few between architectures, so a value that fits one may spill on another.
+    Register counts differ by a few between architectures, so a value that fits one may spill on another. With 0 the
+    compiler limits registers by its own idea of occupancy, and may spill too: 1 lifts the limit.
     """
     payload = _compile(program, architecture)
     constants = dict(program.constants)
     blocks = constants.get("BLOCKS_PER_SM")
     while (
         isinstance(blocks, int)
-        and blocks > 1
+        and blocks != 1
         and _unpack(program, architecture, payload).resources.spill_bytes
     ):
-        blocks -= 1
+        blocks = max(1, blocks - 1)
         payload = _compile(
             Program.of(program.source, program.entry, constants | {"BLOCKS_PER_SM": blocks}), architecture
         )

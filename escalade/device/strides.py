@@ -49,6 +49,14 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_aligned(tensor) else tensor.clone()
 
 
+def aligned_alike(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy with its strides if its address is not aligned: `clone` would close the gaps."""
+    if is_aligned(tensor):
+        return tensor
+    span = tensor.as_strided((_extent(tensor.shape, tensor.stride()),), (1,)).clone()
+    return span.as_strided(tensor.shape, tensor.stride())
+
+
 def packed(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """Return the tensor if it is packed in that layout, else a copy that is."""
     return tensor.contiguous(memory_format=MEMORY_FORMAT[layout])

@@ -199,7 +199,7 @@ class Naive(ThreadsRung[AdaptiveAvgPool2dProblem]):
     threads = (128,)
 
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
-        return unsupported_pitch(self.name, problem, ("x", "y"))
+        return refuses_bytes(self, problem.x_dtype) or unsupported_pitch(self.name, problem, ("x", "y"))
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: ThreadsConfig) -> Recipe:
         return launch(
@@ -270,7 +270,7 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
             return f"{self.name} supports whole images in layout nhwc, not {p.name} in {p.layout}"
         if p.batch == 0 or p.batch * ceil_div(p.channels, widest_vector(p.stored, p.channels)) >= 2**28:
             return f"{self.name} needs at least one image, and counts CTAs in 32 bits; {p.name} has none or needs more"
-        return refuses_bytes(self.name, p.x_dtype, p.channels) or unsupported_pitch(self.name, p, ("x", "y"))
+        return refuses_bytes(self, p.x_dtype, p.channels) or unsupported_pitch(self.name, p, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SlicedConfig, ...]:
         p = problem
@@ -343,7 +343,7 @@ class Vectorized(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} supports layout nhwc, not {problem.layout}"
-        if refusal := refuses_bytes(self.name, problem.x_dtype, problem.channels):
+        if refusal := refuses_bytes(self, problem.x_dtype, problem.channels):
             return refusal
         if self._blocks(problem) >= 2**31:
             return f"{self.name} counts CTAs in 32 bits; {problem.name} needs more"

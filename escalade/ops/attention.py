@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, Recipe
-from escalade.device.strides import is_aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, full_vector
@@ -104,6 +103,23 @@ class AttentionProblem(Named):
                 raise UnsupportedError(
                     f"{role}_at is {at}: it must be an offset and three strides, from 0 to 2^31 - 1"
                 )
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Refuse what kernels cannot count in 32 bits: strides, and CTAs of at least 8 queries."""
+        for role in "qkvy":
+            steps = zip(self.sizes(role), self.strides(role), strict=False)
+            if any(step >= 2**31 for size, step in steps if size > 1):
+                raise UnsupportedError(
+                    f"{role} has strides {self.strides(role)}; attention supports strides below 2^31; split the batch"
+                )
+        if max(self.bias_strides) >= 2**31:
+            raise UnsupportedError(f"bias has sizes {self.bias}; attention supports strides below 2^31")
+        if self.batch * self.heads * ceil_div(self.queries, 8) >= 2**31:
+            raise UnsupportedError(
+                f"{self.batch} x {self.heads} heads of {self.queries} queries: attention counts CTAs in 32 bits; split "
+                "the batch"
+            )
 
     def _check_bias(self) -> None:
         if not self.bias:
@@ -330,7 +346,7 @@ class Online(Rung[AttentionProblem, OnlineConfig]):
         return (*offered, OnlineConfig(128, 2 * lanes if lanes < 8 else 4, 32))
 
     def recipe(self, problem: AttentionProblem, config: OnlineConfig) -> Recipe:
-        program = Program.of("attention/online.cu", problem=problem, config=config)
+        program = Program.of("attention/online.cu", problem=problem, config=config, blocks_per_sm=0)
         tiles = ceil_div(problem.queries, config.threads // config.lanes)
         grid = tiles * problem.batch * problem.heads
         return launch(program, grid, config.threads, *launch_arguments(problem, problem.factor))
@@ -397,7 +413,7 @@ class Mma(Rung[AttentionProblem, MmaConfig]):
         p = problem
         program = Program.of(
             "attention/mma.cu", problem=p, config=config, one_tile=config.keys >= p.keys,
-            bias_pairs=p.bias_strides[4] == 1 and p.bias_row % 2 == 0,
+            bias_pairs=p.bias_strides[4] == 1 and p.bias_row % 2 == 0, blocks_per_sm=0,
         )  # fmt: skip
         grid = ceil_div(p.queries, config.rows) * ceil_div(p.batch * p.heads, config.pairs)
         scale = p.factor if p.bias else p.factor * math.log2(math.e)
@@ -578,15 +594,6 @@ def at_of(strides: Sequence[int], elements: int) -> tuple[int, ...] | None:
     return (0, *outer)
 
 
-def _in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy with its strides if its address is not aligned."""
-    if is_aligned(tensor):
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
-        tensor
-    )
-
-
 def _plan(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -604,7 +611,8 @@ def _plan(
     for role, operand in {"q": q, "k": k, "v": v}.items():
         found = at_of(operand.stride(), full_vector(dtype))
         at[f"{role}_at"] = found or ()
-        packers[role] = torch.Tensor.contiguous if found is None else _in_place
+        if found is None:
+            packers[role] = torch.Tensor.contiguous
     sizes: tuple[int, ...] = ()
     if bias is not None:
         sizes = (*[1] * (4 - bias.dim()), *bias.shape)

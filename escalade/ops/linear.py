@@ -597,7 +597,7 @@ class PoolFirst(Rung[LinearProblem]):
         if problem.pixels == 1:
             return f"{self.name} needs several pixels; this problem has one"
         try:
-            return _MEAN.supports(_pooling(problem))
+            return _MEAN.on(self.card).refusal(_pooling(problem))
         except UnsupportedError as error:
             return f"as a pooling: {error}"
 
@@ -663,7 +663,7 @@ class Pooled(Rung[LinearProblem, PooledConfig]):
                 f"{self.name} keeps a row of weights in a warp's registers; {problem.in_features} features in vectors "
                 f"of {_vector(problem)} do not fit"
             )
-        return refuses_bytes(self.name, problem.x_dtype, problem.in_features)
+        return refuses_bytes(self, problem.x_dtype, problem.in_features)
 
     def configs(self, problem: LinearProblem) -> tuple[PooledConfig, ...]:
         return tuple(config for config in POOLED_CONFIGS if config.outputs**2 * _packs(problem) <= MOST_PACKS)

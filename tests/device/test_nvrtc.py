@@ -17,7 +17,8 @@ from escalade.device.cache import default_cache
 from escalade.device.nvrtc import compile_program, compiler_version, cuda_headers, header_digest
 from escalade.device.program import Program, Type
 from escalade.errors import CompileError
-from escalade.ops import Operation, Rung
+from escalade.ops import OPERATIONS, Operation, Rung
+from escalade.ops.attention import AttentionProblem, MmaConfig
 from escalade.ops.base.cards import typical_card
 from tests.device.conftest import Write
 from tests.support import all_rungs, supported
@@ -210,6 +211,16 @@ def test_spills_are_seen(write_kernel: Write, empty_cache: pathlib.Path) -> None
         "    for (int i = 0; i < 128; ++i) y[i * 1024 + threadIdx.x] = v[127 - i] * v[i];\n}\n",
     )
     assert compile_program(Program.of("spill.cu", "spill"), "sm_80").resources.spill_bytes > 0
+
+
+def test_a_cta_of_one_warp_gets_the_registers_it_needs(empty_cache: pathlib.Path) -> None:
+    """The compiler's own limit supposes that many such CTAs share an SM; attention of a single image has one."""
+    attention = OPERATIONS["attention"]
+    rung = attention.ladder.on(typical_card("sm_90a")).rung("mma")
+    problem = AttentionProblem.packed(1, 197, 12, 64, dtype="fp16")
+    (program,) = rung.recipe(problem, MmaConfig(1, 1, 112)).programs
+    assert dict(program.constants)["BLOCKS_PER_SM"] == 0
+    assert compile_program(program, "sm_90a").resources.spill_bytes == 0
 
 
 def test_the_compiler_and_its_headers_are_found() -> None:

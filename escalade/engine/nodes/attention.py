@@ -114,7 +114,9 @@ class Attention(Operator):
         if mask in graph.constants:
             lead = sizes[:-3] if len(node.shape) == 4 else sizes[:-2]
             is_supported = len(sizes) <= 4 and all(size in (1, node.shape[0]) for size in lead)
-            return graph.derive_constant(f"{node.name}_bias", mask, additive) if is_supported else None
+            of_items = len(node.shape) == len(sizes) == 3  # operands without heads
+            make = _additive_of_items if of_items else additive
+            return graph.derive_constant(f"{node.name}_bias", mask, make) if is_supported else None
         whole = (*node.shape[:-1], graph.shape_of(keys)[-2])
         is_supported = len(sizes) == len(whole) == 4 and graph.dtype_of(mask).is_floating_point
         fits = all(size in (1, full) for size, full in zip(sizes, whole, strict=False))
@@ -196,6 +198,11 @@ def additive(mask: torch.Tensor) -> torch.Tensor:
     mask = mask.reshape(*[1] * (4 - mask.dim()), *mask.shape)
     padding = -mask.shape[-1] % _BIAS_STEP if mask.shape[-1] > 1 else 0
     return F.pad(mask, (0, padding)).contiguous()
+
+
+def _additive_of_items(mask: torch.Tensor) -> torch.Tensor:
+    """Return `additive` of a mask [batch][queries][keys]."""
+    return additive(mask.unsqueeze(1))
 
 
 def in_place(node: Node, role: str, view: torch.Tensor, dtype: str) -> Node | None:

@@ -141,7 +141,8 @@ def _scale_and_bias(graph: Graph, scores: _Scores) -> tuple[float, torch.Tensor 
         return None  # the scores are broadcast
     finite = bias.isfinite()
     slopes = (scores.evaluate(graph, 1, torch.ones) - bias)[finite]
-    scale = float(slopes.median())
+    # Kernels take it in fp32. Further digits would vary with the bias, and new weights need the same graph.
+    scale = float(slopes.median().float())
     for batch in (1, 2) if isinstance(lead, Batch) else (1,):  # at other sizes the bias repeats
         drawn = torch.randn(
             fixed_shape(shape, batch), dtype=torch.float64, generator=torch.Generator().manual_seed(0)

@@ -20,6 +20,7 @@ constexpr int PAIR_WARPS = 4;       // config.pair_warps: warps per head, with 1
 constexpr int KEYS = 64;            // config.keys: per tile
 constexpr bool ONE_TILE = false;    // one_tile: holds all keys
 constexpr bool BIAS_PAIRS = false;  // bias_pairs: two adjacent biases are one access
+constexpr int BLOCKS_PER_SM = 0;    // blocks_per_sm: the compiler's choice, unless it spills
 #endif
 
 constexpr int VECTOR = 16 / sizeof(Element);
@@ -168,7 +169,7 @@ __device__ __forceinline__ void online_softmax(Scores& scores, Sums& sums, float
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PAIRS* PAIR_THREADS)
+extern "C" __global__ void __launch_bounds__(PAIRS* PAIR_THREADS, BLOCKS_PER_SM)
     attention_mma(const Element* q, const Element* k, const Element* v, const Element* bias, Element* y, float scale,
                   AttentionShape shape) {
     extern __shared__ __align__(16) unsigned char shared_memory[];

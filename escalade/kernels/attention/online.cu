@@ -6,10 +6,11 @@
 // smem for every four.
 #include "attention/attention.cuh"
 
-#ifndef ESCALADE_PARAMETERS   // the host defines these; the values here let an editor open the file
-constexpr int THREADS = 128;  // config.threads
-constexpr int LANES = 4;      // config.lanes: per query
-constexpr int KEYS = 32;      // config.keys: per tile
+#ifndef ESCALADE_PARAMETERS       // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 128;      // config.threads
+constexpr int LANES = 4;          // config.lanes: per query
+constexpr int KEYS = 32;          // config.keys: per tile
+constexpr int BLOCKS_PER_SM = 0;  // blocks_per_sm: the compiler's choice, unless it spills
 #endif
 
 constexpr int TOGETHER = 8;  // keys per rescaling
@@ -38,7 +39,7 @@ __device__ __forceinline__ void stage(float4 (&tile)[KEYS][PACKS], const Element
 
 __device__ __forceinline__ float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_online(const Element* q, const Element* k, const Element* v, const Element* bias, Element* y, float scale,
                      AttentionShape shape) {
     __shared__ float4 key_tile[KEYS][Q_PACKS * LANES];

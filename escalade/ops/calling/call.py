@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from escalade.device.recipe import Workspace
-from escalade.device.strides import ALIGNMENT, aligned
+from escalade.device.strides import ALIGNMENT, aligned_alike
 from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -237,4 +237,4 @@ def _needed(pack: Packer | None, tensor: torch.Tensor | None) -> Packer | None:
 
 
 def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else aligned(tensor)
+    return None if tensor is None else aligned_alike(tensor)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from escalade.device.architecture import WITH_FP8
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import LARGEST, QUANTIZED, STORAGE, stored_as
 from escalade.ops.base.operation import Tensors
+from escalade.ops.base.rung import Rung
 
 CHANNEL_UNIT = 16
 """Channels, or features, of which a multiple is read by words."""
@@ -19,11 +22,14 @@ def check_quantized(operation: str, x_dtype: str) -> None:
         require(operation, "x_dtype", x_dtype, QUANTIZED)
 
 
-def refuses_bytes(rung: str, x_dtype: str, channels: int) -> str | None:
-    """Return why a rung that reads bytes by words does not support so many channels."""
+def refuses_bytes(rung: Rung[Any, Any], x_dtype: str, channels: int = 0) -> str | None:
+    """Return why a rung cannot read x in bytes on its card, or so many channels by words; 0: it reads single bytes."""
+    here = rung.card.architecture
+    if x_dtype == "fp8" and here is not None and here not in WITH_FP8:
+        return f"{rung.name} reads fp8 on {', '.join(WITH_FP8)}; this GPU is {here}"
     if not x_dtype or channels % CHANNEL_UNIT == 0:
         return None
-    return f"{rung} reads {x_dtype} with a multiple of {CHANNEL_UNIT} channels, not {channels}"
+    return f"{rung.name} reads {x_dtype} with a multiple of {CHANNEL_UNIT} channels, not {channels}"
 
 
 def quantized_input(inputs: Mapping[str, torch.Tensor], x_dtype: str) -> dict[str, torch.Tensor]:

@@ -202,6 +202,47 @@ def test_windows_have_a_bias_that_repeats_from_image_to_image(dtype: str, shift:
     assert "PyTorch" not in operations(kernels(engine, x))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("items", [1, HEADS])
+def test_masks_of_operands_without_heads(items: int) -> None:
+    """A mask of three dimensions has one matrix per item, not per head."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.mask = nn.Linear(WIDTH, 3 * WIDTH), nn.Buffer(torch.randn(items, 11, 11))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (one.view(11, HEADS, SIZE).transpose(0, 1) for one in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v, self.mask).transpose(0, 1).reshape(11, WIDTH)
+
+    model, x = Fixed().eval(), torch.randn(11, WIDTH)
+    engine = compile(model, x, device="twin")
+    assert relative_error(engine(x), model.double()(x.double())) < ALLOWED["fp32"]
+    assert "attention" in operations(kernels(engine, x))
+
+
+@torch.no_grad()
+def test_a_bias_gets_new_weights() -> None:
+    """The scale beside it is evaluated from sums with the bias, whose rounding must not show."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.bias = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.randn(HEADS, 11, 11))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (one.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+            return (q @ k.mT * 0.17677669 + self.bias).softmax(-1) @ v
+
+    model, x = Biased().eval(), torch.randn(2, 11, WIDTH)
+    engine = compile(model, x, device="twin")
+    assert "attention" in operations(kernels(engine, x))
+    model.bias.normal_(0, 3)
+    engine.refresh()
+    assert relative_error(engine(x), model.double()(x.double())) < ALLOWED["fp32"]
+
+
 NO_KEY = torch.arange(11)[:, None] == 3
 NO_ATTENTION: dict[str, Formula] = {
     "another dimension": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, adaptive_avg_pool2d
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
 from tests import formulas
 
@@ -170,3 +171,20 @@ def test_opcheck() -> None:
     last = x.detach().contiguous(memory_format=torch.channels_last)
     for tensor in (x, last):
         torch.library.opcheck(torch.ops.escalade.adaptive_avg_pool2d.default, (tensor, [1, 1]))
+
+
+@pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "linear"])
+def test_fp8_is_read_on_cards_that_convert_it(name: str) -> None:
+    operation = OPERATIONS[name]
+    small = [one for one in operation.small_problems if getattr(one, "x_dtype", "")]
+
+    def rungs(x_dtype: str, architecture: str) -> set[str]:
+        ladder = operation.ladder.on(typical_card(architecture))
+        offered = [replace(one, dtype="fp16") for one in small if one.x_dtype == x_dtype]
+        return {rung.name for rung in ladder if any(rung.refusal(problem) is None for problem in offered)}
+
+    older = rungs("int8", "sm_80")
+    assert len(older) == 2 and rungs("fp8", "sm_89") == older and not rungs("fp8", "sm_80")
+    problem = next(one for one in small if one.x_dtype == "fp8")
+    reason = operation.ladder.on(typical_card("sm_86")).rung(min(older)).refusal(problem)
+    assert reason is not None and "reads fp8 on sm_89, " in reason and "this GPU is sm_86" in reason

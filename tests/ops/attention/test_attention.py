@@ -53,8 +53,19 @@ def test_a_packed_projection_is_read_in_place(rung: str, dtype: str) -> None:
     assert_close(y, pytorch(q, k, v), dtype)
     assert y.transpose(1, 2).is_contiguous()
     plan = ops.attention.__globals__["_plan"](q, k, v, tf32=dtype == "tf32", rung=rung)
-    assert plan.packers["k"](k).data_ptr() == k.data_ptr()
+    assert not plan.packers
     assert plan.prepared.executable.recipe.steps[0].arguments[1].offset == 0  # the tensor has the offset
+
+
+def test_calls_of_one_kind_from_any_address() -> None:
+    """A call that was prepared for an aligned packed projection gets one that is not, and heads that share memory."""
+    memory = torch.randn(2 * 19 * 3 * 2 * 24 + 8)
+    for first in (0, 3, 4, 1):
+        packed = memory[first : first + 2 * 19 * 3 * 2 * 24].view(2, 19, 3, 2, 24)
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        assert_close(ops.attention(q, k, v), pytorch(q, k, v), "fp32")
+        shared = memory[first : first + 2 * 9 * 16].view(2, 1, 9, 16).expand(2, 4, 9, 16)
+        assert_close(ops.attention(shared, shared, shared), pytorch(shared, shared, shared), "fp32")
 
 
 def test_strides_that_kernels_cannot_read_are_packed_first() -> None:
@@ -186,6 +197,20 @@ def test_what_does_not_fit_is_said() -> None:
         AttentionProblem(1, 1, 4, 4, 16, scale=INF)
     with pytest.raises(UnsupportedError, match="the form is"):
         AttentionProblem.parse("49")
+
+
+def test_what_kernels_cannot_count_is_refused() -> None:
+    """Sizes, strides and numbers of CTAs are 32-bit arguments, which would wrap."""
+    long = {"heads": 16, "queries": 1, "keys": 2**20, "size": 128}
+    with pytest.raises(UnsupportedError, match="k has strides \\(2147483648, .*split the batch"):
+        AttentionProblem(2, **long)
+    assert AttentionProblem(1, **long).strides("k")[0] == 2**31  # of one item: never taken
+    with pytest.raises(UnsupportedError, match="y has strides"):
+        AttentionProblem(2, 2**10, 2**14, 4, 128, q_at=(0, 0, 0, 128))
+    with pytest.raises(UnsupportedError, match="bias has sizes"):
+        AttentionProblem(2, 1, 2**16, 2**15, 16, bias=(2, 1, 2**16, 2**15))
+    with pytest.raises(UnsupportedError, match="counts CTAs in 32 bits"):
+        AttentionProblem(2**20, 2**11, 1, 1, 16)
 
 
 def test_names_and_sizes() -> None:
