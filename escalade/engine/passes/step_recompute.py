@@ -252,6 +252,9 @@ def write_again(graph: Graph, candidate: Candidate) -> None:
     name = graph.fresh(f"{node.name}_again")
     graph.append(SideOutput.of(fused, name, buffer, node.shape, node.dtype))
     _redirect(graph, node.name, name, {one.name for one in waiting})
+    for one in waiting:
+        for other in side_outputs_of(one, graph):
+            graph.nodes[other.name] = with_producer(other, graph.nodes[one.name])
     sort_nodes(graph)
 
 

@@ -77,7 +77,7 @@ class _Inverted(nn.Module):
         self.wide = nn.ModuleList(nn.Conv2d(8, 32, 1, bias=False) for _ in range(3))
         self.norms = nn.ModuleList(nn.BatchNorm2d(32) for _ in range(3))
         self.gate, self.linear = nn.Conv2d(32, 32, 1), nn.Linear(8, 32)
-        self.narrow = nn.ModuleList(nn.Conv2d(32, 8, 1, bias=False) for _ in range(4))
+        self.narrow = nn.ModuleList(nn.Conv2d(32, 8, 1) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.norm(self.stem(x)))
@@ -106,6 +106,9 @@ def test_gradients_write_again_what_need_not_be_kept(monkeypatch: pytest.MonkeyP
     assert {step.side_output.buffer for step in again} == {"recomputed", "y1"} and len(again) >= 3
     graph = steps[1].plan.graph
     assert all(graph.readers(node.name) or node.name in graph.outputs for node in graph), "views keep bytes"
+    for step in steps[1].plan.steps:
+        if step.side_output:
+            assert graph.nodes[step.side_output.node].inputs.items() <= step.node.inputs.items(), "and so do these"
     for _ in range(2):
         batch = _batch(6)
         losses = [step(*batch) for step in steps]
