@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
@@ -23,7 +23,7 @@ from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.batch_norm import check_tensors
 from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned
-from escalade.ops.expressions import Expression
+from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.shared import channels
 from escalade.ops.shared.channels import (
     SIZES,
@@ -65,11 +65,15 @@ class BatchNormBackwardProblem(Images, Named):
     activation's input, which is recomputed from x.
 
     With `summed`, `weight_gradient` and `bias_gradient` are inputs: what produced the gradient has computed them.
+
+    `recompute` is a function of the normalized x that the forward pass has applied, as an expression in `x`. Its result
+    is then written again, as buffer `recomputed`, which needs `bias`: the forward pass's need not be kept.
     """
 
     NAME: ClassVar = NamePattern(
         "gradients of batch normalization",
-        SIZES + r"[_by{mask:x|output}]{residual?+res}{summed?_summed}[\[{function:text}\]]",
+        SIZES
+        + r"[_by{mask:x|output}]{residual?+res}{summed?_summed}[\[{function:text}\]][_again\[{recompute:text}\]]",
     )
 
     mask: str = "none"
@@ -78,6 +82,7 @@ class BatchNormBackwardProblem(Images, Named):
     layout: str = "nchw"
     function: str = ""
     summed: bool = False
+    recompute: str = ""
 
     def __post_init__(self) -> None:
         require_at_least(1, {"batch": self.batch})
@@ -94,6 +99,8 @@ class BatchNormBackwardProblem(Images, Named):
             )
         if self.function:
             self._normalize_function()
+        if self.recompute:
+            self._normalize_recompute()
 
     def _normalize_function(self) -> None:
         expression = Expression.parse(self.function)
@@ -103,6 +110,14 @@ class BatchNormBackwardProblem(Images, Named):
                 "such as gradient * sigmoid(x), with mask x"
             )
         object.__setattr__(self, "function", expression.text)
+
+    def _normalize_recompute(self) -> None:
+        expression = Expression.parse(self.recompute)
+        if expression.inputs != ("x",) or len(expression.results) != 1:
+            raise UnsupportedError(
+                f"recompute {self.recompute!r}: it must be one expression in x, such as relu(x)"
+            )
+        object.__setattr__(self, "recompute", expression.text)
 
     @property
     def count(self) -> int:
@@ -117,7 +132,7 @@ class BatchNormBackwardProblem(Images, Named):
     @property
     def bytes(self) -> int:
         """Gradient, x and output read once, and each result written."""
-        return self._bytes(3 + (self.mask == "output") + self.residual)
+        return self._bytes(3 + (self.mask == "output") + self.residual + bool(self.recompute))
 
     @property
     def traffic(self) -> int:
@@ -126,7 +141,7 @@ class BatchNormBackwardProblem(Images, Named):
         if self.summed:
             return self.bytes
         by_output = self.mask == "output"
-        return self._bytes(5 + by_output + (1 if self.residual else by_output))
+        return self._bytes(5 + by_output + (1 if self.residual else by_output) + bool(self.recompute))
 
     def _bytes(self, passes: int) -> int:
         return passes * self.elements * ELEMENT_BYTES[self.dtype] + 24 * self.channels
@@ -141,14 +156,21 @@ class BatchNormBackwardProblem(Images, Named):
 
 
 WEIGHT_GRADIENT, BIAS_GRADIENT = Buffer("weight_gradient"), Buffer("bias_gradient")
+RECOMPUTED = Buffer("recomputed", optional=True)
 _BIAS = Buffer("bias", optional=True)
 
 
-def _program(source: str, problem: BatchNormBackwardProblem, mask: str, **scope: Any) -> Program:
+def _program(
+    source: str, problem: BatchNormBackwardProblem, mask: str, recompute: str = "", **scope: Any
+) -> Program:
     generated: dict[str, Constant] = {}
+    if recompute:
+        lines, (result,) = Expression.parse(recompute).statements({"x": "x"})
+        generated["RECOMPUTED"] = Macro(" ".join((*lines, f"return {result};")))
+        generated["FAST_FUNCTIONS"] = fast_functions(problem.dtype)
     if problem.function:
         expression = Expression.parse(problem.function)
-        generated = {"EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.dtype)}
+        generated |= {"EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.dtype)}
     return channels.program(f"batch_norm_backward/{source}.cu", problem, generated, mask=mask, **scope)
 
 
@@ -167,7 +189,8 @@ def sums_arguments() -> tuple[Argument, ...]:
 
 def apply_program(source: str, problem: BatchNormBackwardProblem, **scope: Any) -> Program:
     """Return the program of the last launch. The residual's gradient, if any, is already masked."""
-    return _program(source, problem, "none" if problem.residual else problem.mask, **scope)
+    mask = "none" if problem.residual else problem.mask
+    return _program(source, problem, mask, problem.recompute, **scope)
 
 
 def apply_arguments(problem: BatchNormBackwardProblem) -> tuple[Argument, ...]:
@@ -197,7 +220,7 @@ class Naive(Rung[BatchNormBackwardProblem, ThreadsConfig]):
             apply_program("naive", problem),
             blocks(problem.elements, config.threads),
             config.threads,
-            *apply_arguments(problem), problem.pixels, Int64(problem.elements),
+            *apply_arguments(problem), problem.pixels, Int64(problem.elements), RECOMPUTED,
         )  # fmt: skip
         return Recipe((apply,) if problem.summed else (sums, apply))
 
@@ -221,11 +244,11 @@ class Resident(ResidentRung[BatchNormBackwardProblem]):
     def recipe(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.channels)
         return launch(
-            sums_program("resident", problem, config=config, vector=vector),
+            _program("resident", problem, problem.mask, problem.recompute, config=config, vector=vector),
             (config.blocks, slices(problem, config)),
             config.threads,
             *sums_arguments(), WEIGHT_GRADIENT, BIAS_GRADIENT, Buffer("y"), 1 / problem.count, problem.channels,
-            problem.count,
+            problem.count, RECOMPUTED,
             cluster=(config.blocks, 1, 1),
         )  # fmt: skip
 
@@ -326,7 +349,7 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
             apply_program("split_apply_rows", problem, config=config, vector=rows.vector),
             (down, rows.across),
             config.threads,
-            *apply_arguments(problem), rows.width, Int64(problem.count),
+            *apply_arguments(problem), rows.width, Int64(problem.count), RECOMPUTED,
         )  # fmt: skip
 
     def _sum_planes(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[KernelCall, int]:
@@ -355,7 +378,7 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
             apply_program("split_apply_planes", problem, config=config, vector=vector, packs=packs),
             blocks(problem.elements // vector, per_block),
             config.threads,
-            *apply_arguments(problem), problem.pixels, Int64(problem.elements),
+            *apply_arguments(problem), problem.pixels, Int64(problem.elements), RECOMPUTED,
         )  # fmt: skip
 
 
@@ -399,6 +422,7 @@ def random_inputs(
     outputs = normal(*size).add_(_each(bias))
     if p.mask == "x":
         outputs = torch.where(outputs.abs() < _MARGIN, 1.0, outputs)
+    if p.mask == "x" or p.recompute:
         inputs["bias"] = bias
     if p.mask == "output":
         inputs["output"] = stored_images(p, outputs.relu())
@@ -430,6 +454,15 @@ def masked(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
             return Expression.parse(problem.function).evaluate(values)[0].to(gradient.dtype)
         output = output.to(gradient.dtype)
     found: torch.Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
+    return found
+
+
+def recomputed(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """Return the forward pass's result, in at least fp32."""
+    x = inputs["x"] if inputs["x"].dtype == torch.float64 else inputs["x"].float()
+    normalized = (x - _each(inputs["mean"])) * _each(inputs["rstd"])
+    value = normalized * _each(inputs["weight"]) + _each(inputs["bias"])
+    found: torch.Tensor = Expression.parse(problem.recompute).evaluate({"x": value})[0]
     return found
 
 
@@ -495,6 +528,9 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
             "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
             "8_33_b2_byx[gradient*(x<6)*(x>0)]",
             "24_9x4_b2_summed",
+            "16_7_b3_byx_again[relu(x)]",
+            "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]_again[silu(x)]",
+            "40_6_b2_summed_again[x]",
         )
     )
     dtypes = DTYPES
@@ -505,21 +541,22 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     def extra_outputs(
         self, problem: BatchNormBackwardProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
+        found = {"recomputed": self.output(problem, device)} if problem.recompute else {}
         if problem.summed:
-            return {}
-        found = {
-            name: torch.empty(problem.channels, device=device)
-            for name in ("weight_gradient", "bias_gradient")
-        }
+            return found
+        for name in ("weight_gradient", "bias_gradient"):
+            found[name] = torch.empty(problem.channels, device=device)
         if problem.residual:
             found["residual_gradient"] = self.output(problem, device)
         return found
 
     def extra_references(self, problem: BatchNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        wide = {name: tensor.double() for name, tensor in inputs.items()}
+        found = {"recomputed": recomputed(problem, wide)} if problem.recompute else {}
         if problem.summed:
-            return {}
+            return found
         _, weight_gradient, bias_gradient = gradients(problem, inputs)
-        found = {"weight_gradient": weight_gradient, "bias_gradient": bias_gradient}
+        found |= {"weight_gradient": weight_gradient, "bias_gradient": bias_gradient}
         if problem.residual:
             found["residual_gradient"] = masked(problem, inputs).double()
         return found

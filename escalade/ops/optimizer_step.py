@@ -172,13 +172,14 @@ def _spell_sizes(sizes: tuple[int, ...]) -> str:
 class OptimizerStepProblem(Named):
     """p, state = expression(p, g, state, scalars, step) for each element of tensors of these sizes.
 
-    p and the state are fp32, gradients have the `dtype`. With `copy` p is also written in that type. A `checked` step
-    counts as skipped, and writes nothing else, if any gradient is not finite.
+    p and the state are fp32, gradients have the `dtype`, and those of the last `wide` tensors are fp32. With `copy` p
+    is also written in that type. A `checked` step counts as skipped, and writes nothing else, if any gradient is not
+    finite.
     """
 
     NAME: ClassVar = NamePattern(
         "optimizer_step",
-        r"{sizes}\[{expression:text}\][({state})][_copy{copy:fp16|bf16}]{checked?_checked}",
+        r"{sizes}\[{expression:text}\][({state})][_copy{copy:fp16|bf16}][_wide{wide}]{checked?_checked}",
         sizes=Codec(r"(?:\d+x)?\d+(?:\+(?:\d+x)?\d+)*", _read_sizes, _spell_sizes),
         state=joined(",", r"\w+", str),
     )
@@ -192,6 +193,7 @@ class OptimizerStepProblem(Named):
     layout: str = "flat"
     batch: int = 1
     """Always 1; records of all operations have a batch."""
+    wide: int = 0
 
     def __post_init__(self) -> None:
         program = Expression.parse(self.expression)
@@ -207,6 +209,10 @@ class OptimizerStepProblem(Named):
             raise UnsupportedError(
                 f"tensors of {', '.join(map(str, self.sizes)) or 'no'} elements: optimizer_step needs at least one, "
                 "each of 1 to 2^31 - 1"
+            )
+        if not 0 <= self.wide <= len(self.sizes):
+            raise UnsupportedError(
+                f"{self.wide} tensors with fp32 gradients: optimizer_step has {len(self.sizes)} tensors"
             )
         if len(self.state) > MOST_STATE or {PARAMETER, GRADIENT, STEP} & set(self.state):
             raise UnsupportedError(
@@ -240,7 +246,10 @@ class OptimizerStepProblem(Named):
     def bytes(self) -> int:
         kept = 2 * (1 + len(self.state)) * ELEMENT_BYTES["fp32"]
         copy = ELEMENT_BYTES[self.copy] if self.copy else 0
-        return self.elements * (kept + ELEMENT_BYTES[self.dtype] + copy)
+        wide = sum(self.sizes[len(self.sizes) - self.wide :]) * (
+            ELEMENT_BYTES["fp32"] - ELEMENT_BYTES[self.dtype]
+        )
+        return self.elements * (kept + ELEMENT_BYTES[self.dtype] + copy) + wide
 
     @property
     def rounding(self) -> float:
@@ -252,6 +261,9 @@ class OptimizerStepProblem(Named):
     def read(self, tensor: int) -> tuple[str, ...]:
         """Return the buffers read for a tensor: parameter, gradient and state."""
         return _read(tensor, self.state)
+
+    def gradient_type(self, tensor: int) -> str:
+        return "fp32" if tensor >= len(self.sizes) - self.wide else self.dtype
 
     def written(self, tensor: int) -> tuple[str, ...]:
         """Return the buffers written for a tensor: parameter, state, and the copy if any."""
@@ -332,7 +344,8 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
             yield range(first, min(first + most, len(problem.sizes)))
 
     def _scope(self, problem: OptimizerStepProblem, config: PacksConfig, group: range) -> dict[str, Any]:
-        return {"problem": problem, "config": config, "group": group, "vector": self._vector}
+        wide = max(0, group.stop - max(group.start, len(problem.sizes) - problem.wide))
+        return {"problem": problem, "config": config, "group": group, "vector": self._vector, "wide": wide}
 
     def _table(
         self, problem: OptimizerStepProblem, config: PacksConfig, group: range
@@ -416,9 +429,11 @@ MOMENTUM = sgd(momentum=0.9, weight_decay=1e-4)
 ADAMW = adam(weight_decay=1e-2, decoupled=True)
 
 
-def of(rule: Rule, sizes: tuple[int, ...], copy: str = "", checked: bool = False) -> OptimizerStepProblem:
+def of(
+    rule: Rule, sizes: tuple[int, ...], copy: str = "", checked: bool = False, wide: int = 0
+) -> OptimizerStepProblem:
     """Return the problem of a rule."""
-    return OptimizerStepProblem(sizes, rule.expression, rule.state, copy, checked)
+    return OptimizerStepProblem(sizes, rule.expression, rule.state, copy, checked, wide=wide)
 
 
 def _resnet18() -> tuple[int, ...]:
@@ -460,7 +475,9 @@ def random_inputs(problem: OptimizerStepProblem, device: torch.device, seed: int
     for tensor, size in enumerate(problem.sizes):
         parameter, gradient, *state = problem.read(tensor)
         inputs[parameter] = torch.randn(size, generator=generator, device=device)
-        inputs[gradient] = torch.randn(size, generator=generator, device=device).to(STORAGE[problem.dtype])
+        inputs[gradient] = torch.randn(size, generator=generator, device=device).to(
+            STORAGE[problem.gradient_type(tensor)]
+        )
         inputs |= {name: torch.rand(size, generator=generator, device=device) for name in state}
     return inputs
 
@@ -531,9 +548,10 @@ class OptimizerStep(Operation[OptimizerStepProblem]):
         of(sgd(momentum=0.9, dampening=0.1, weight_decay=1e-4, maximize=True), (2049, 64)),
         of(ADAMW.scaled(), (64, 3, 1027), "fp16", checked=True),
         of(adam(weight_decay=1e-2, amsgrad=True), (36,)),
+        of(MOMENTUM.scaled(), (1027, 4100, 5), checked=True, wide=2),
     )
     """Small problems: tensors of several chunks, of part of one and of part of a pack; no state and three; a copy and a
-    check."""
+    check; some gradients in fp32."""
     dtypes = DTYPES
     layouts = LAYOUTS
 
@@ -582,11 +600,11 @@ def optimizer_step(
 ) -> None:
     """Run one optimizer step over all parameters in one launch, in place.
 
-    Parameters and state (a list per name of the rule's state, zeros at first) are float32, gradients float32, float16
-    or bfloat16. `scalars` are the rule's (`Rule.scalars`) and `progress` comes from `no_progress`. Both are on the
-    device, and their contents may change between steps, even in a CUDA graph. `copies`, float16 or bfloat16, receive
-    the new parameters too. A `checked` step changes only its count if any gradient is not finite. Deterministic. `rung`
-    names a rung of the ladder.
+    Parameters and state (a list per name of the rule's state, zeros at first) are float32. Gradients are float32,
+    float16 or bfloat16; in a list with float32 and another type, those of float32 are last. `scalars` are the rule's
+    (`Rule.scalars`) and `progress` comes from `no_progress`. Both are on the device, and their contents may change
+    between steps, even in a CUDA graph. `copies`, float16 or bfloat16, receive the new parameters too. A `checked` step
+    changes only its count if any gradient is not finite. Deterministic. `rung` names a rung of the ladder.
     """
     if not isinstance(rule, Rule) or not isinstance(state, Mapping):
         raise UnsupportedError(
@@ -625,13 +643,19 @@ def _problem(
             f"{len(parameters)} parameters, {len(state)} state tensors and {len(copies)} copies: each parameter needs "
             f"{', '.join(names) or 'no state'}, and either all have a copy or none"
         )
+    narrow = [gradient for gradient in gradients if gradient.dtype != torch.float32]
+    if narrow and any(gradient.dtype != torch.float32 for gradient in gradients[len(narrow) :]):
+        raise UnsupportedError(
+            "gradients of torch.float32 before those of another dtype: pass parameters with float32 gradients last"
+        )
     problem = OptimizerStepProblem(
         tuple(parameter.numel() for parameter in parameters),
         expression,
         tuple(names),
         _dtype("copies", copies) if copies else "",
         checked,
-        _dtype("gradients", gradients),
+        _dtype("gradients", narrow or gradients),
+        wide=len(gradients) - len(narrow) if narrow else 0,
     )
     _check_overwritten(parameters, state, copies)
     for name, tensor, length in (

@@ -188,8 +188,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/counts-mixed-in-a-group",
         _GROUPS,
-        "setdefault((_steps_taken(optimizer, one), types[one])",
-        "setdefault((0, types[one])",
+        "by_steps.setdefault(_steps_taken(optimizer, one), {})",
+        "by_steps.setdefault(0, {})",
         _CHANGES,
     ),
     Mutant(

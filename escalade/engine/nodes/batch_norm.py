@@ -32,7 +32,13 @@ from escalade.engine.nodes.signature import (
     vector_sizes,
 )
 from escalade.ops.batch_norm import BATCH_NORM, BatchNormProblem
-from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem, gradients, masked
+from escalade.ops.batch_norm_backward import (
+    BATCH_NORM_BACKWARD,
+    BatchNormBackwardProblem,
+    gradients,
+    masked,
+    recomputed,
+)
 from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, BatchNormTrainingProblem
 from escalade.ops.batch_statistics import BatchStatisticsProblem, for_training
 
@@ -53,6 +59,8 @@ VARIANCE = "variance"
 """Buffer of the variance, a side output of the convolution that computes the statistics."""
 RESIDUAL_GRADIENT = "residual_gradient"
 """Buffer of the masked gradient."""
+RECOMPUTED = "recomputed"
+"""Buffer of the forward pass's result, computed again."""
 
 
 class BatchNorm(Operator):
@@ -155,7 +163,8 @@ class BatchNormBackward(Operator):
 
     If a ReLU is fused, `mask` tells how its mask is found: from its `output`, or recomputed from x and `bias`. With
     `residual`, the masked gradient is a side output too. `function` is the backward expression of another activation,
-    whose operand is recomputed from x. With `summed`, the gradients of weight and bias are inputs instead.
+    whose operand is recomputed from x. With `summed`, the gradients of weight and bias are inputs instead. With
+    `recompute`, the function of the forward pass, its result is a side output.
     """
 
     name = "batch_norm_backward"
@@ -185,6 +194,8 @@ class BatchNormBackward(Operator):
         problem = _problem(BatchNormBackwardProblem, node, tuple(inputs["x"].shape), "fp32")
         _, *by_channel = gradients(problem, inputs)
         found = {name: one.float() for name, one in zip(_GRADIENT_OUTPUTS, by_channel, strict=True)}
+        if problem.recompute:
+            found[RECOMPUTED] = recomputed(problem, inputs).to(inputs["x"].dtype)
         return {**found, RESIDUAL_GRADIENT: masked(problem, inputs)}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
@@ -192,7 +203,7 @@ class BatchNormBackward(Operator):
         if not _have_dtype(node, self.values, form.dtype, forms):
             return None
         problem = _problem(BatchNormBackwardProblem, node, form.shape, forms.stored)
-        return Lowered(BATCH_NORM_BACKWARD, problem)
+        return Lowered(BATCH_NORM_BACKWARD, problem, in_place="gradient")
 
 
 def training_statistics(

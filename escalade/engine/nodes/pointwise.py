@@ -29,6 +29,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 from escalade.ops.expressions.expression import FunctionCall
 from escalade.ops.expressions.text import Operand
+from escalade.ops.shared.pointwise import result_names
 
 ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
 """Roles of inputs: values of the result's shape first, then smaller ones, then constants."""
@@ -134,14 +135,23 @@ class Pointwise(Operator):
         return Expression.parse(node.attributes["expression"])
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        result = self._results(node, inputs)[0]
+        if node.attributes["expression"] == "x":
+            result = result.expand(node.shape)  # type: ignore[arg-type]
+        return result if node.is_floating else result != 0
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        """Return the results behind the first, which a training step may have."""
+        results = self._results(node, inputs)
+        names = result_names(self.expression(node))
+        return {name: one.to(results[0].dtype) for name, one in zip(names[1:], results[1:], strict=True)}
+
+    def _results(self, node: Node, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         types = [value.dtype for value in inputs.values() if value.is_floating_point()]
         common = types[0] if types else torch.float32
         for dtype in types:
             common = torch.promote_types(common, dtype)
-        (result,) = self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
-        if node.attributes["expression"] == "x":
-            result = result.expand(node.shape)  # type: ignore[arg-type]
-        return result if node.is_floating else result != 0
+        return self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         given = {role: found for role, found in sizes.items() if role != RESULT}

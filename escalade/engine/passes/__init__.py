@@ -51,6 +51,7 @@ from escalade.engine.passes.step_convolutions import (
     mask_input_gradients,
 )
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
+from escalade.engine.passes.step_recompute import recompute_in_gradients
 from escalade.engine.passes.views import keep_sequences_as_images, pool_channels_last, sink_permutes
 from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import QUANTIZED
@@ -142,6 +143,7 @@ _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ..
     ("maxima", fuse_max_pools),
     ("batch_statistics", fuse_batch_norm_statistics),
     ("batch_norm_sums", fuse_batch_norm_sums),
+    ("recompute", recompute_in_gradients),
 )
 STEP_TECHNIQUES: Mapping[str, str] = {
     **{name: _docstring(apply) for name, apply in _STEP_PASSES},

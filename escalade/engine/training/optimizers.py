@@ -132,7 +132,9 @@ class GradientForm:
 
 
 class ParameterGroup:
-    """Parameters of one optimizer group with one gradient dtype and step count, which one launch updates.
+    """Parameters of one optimizer group with one step count, which one launch updates.
+
+    Gradients have fp32 and at most one other dtype; parameters with fp32 gradients are last.
 
     State that the optimizer does not have yet is allocated as zeros, and handed to the optimizer after the first
     successful step, so that a failure before leaves the optimizer unchanged.
@@ -372,17 +374,21 @@ class StateIdentity:
 def group_parameters(
     optimizer: torch.optim.Optimizer, types: Mapping[nn.Parameter, torch.dtype]
 ) -> list[tuple[Group, tuple[nn.Parameter, ...]]]:
-    """Group the parameters that one launch can update: those of one optimizer group, gradient dtype and step count.
+    """Group the parameters that one launch can update: see `ParameterGroup`.
 
     `types` has the gradient dtype of each trained parameter. Empty parameters are left out.
     """
     made: list[tuple[Group, tuple[nn.Parameter, ...]]] = []
     for group in optimizer.param_groups:
-        together: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+        by_steps: dict[float, dict[torch.dtype, list[nn.Parameter]]] = {}
         for one in group["params"]:
             if one in types and one.numel():
-                together.setdefault((_steps_taken(optimizer, one), types[one]), []).append(one)
-        made += [(group, tuple(parameters)) for parameters in together.values()]
+                by_type = by_steps.setdefault(_steps_taken(optimizer, one), {})
+                by_type.setdefault(types[one], []).append(one)
+        for by_type in by_steps.values():
+            wide = by_type.pop(torch.float32, [])
+            first, *others = by_type.values() or ([],)
+            made += [(group, tuple(parameters)) for parameters in ([*first, *wide], *others)]
     return made
 
 

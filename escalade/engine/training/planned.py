@@ -29,7 +29,7 @@ from escalade.engine.training.recompute import fit_memory
 from escalade.engine.training.settings import GRAPH, RUNGS, StepSettings
 from escalade.engine.training.update import Accumulator
 from escalade.errors import CompileError, UnsupportedError
-from escalade.ops.base.card import Card
+from escalade.ops.base.card import TWIN, Card
 
 CHECKS_PLANS = False
 """True in tests of passes: on the CPU the plan itself is computed, node by node, instead of the captured operators."""
@@ -104,7 +104,7 @@ class PlannedStep:
             make_plan, dtype=dtype, place=plan_only or device, formats=formats, fusion=fusion, bound=True
         )
         if settings.memory is not None:
-            graph = fit_memory(graph, plan_of, settings.memory)
+            graph = fit_memory(graph, plan_of, settings.memory, card or TWIN)
         planned = partial(plan_of, graph)
         ready = partial(
             KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
@@ -123,7 +123,9 @@ class PlannedStep:
         self._all_reduce: Callable[[], None] | None = None
         self._total: torch.Tensor | None = None
         if settings.reduce is None and accumulator is None:
-            self._gradients, self._gradient_copies = _unify_dtypes(trained, results)
+            found = zip(trained, results, strict=False)
+            self._gradients = {one: _with_parameter_strides(one, gradient) for one, gradient in found}
+            self._gradient_copies = _Copies(())
         else:
             flat, self._gradients, self._gradient_copies = _flatten_gradients(trained, results)
             if accumulator is not None:
@@ -263,18 +265,6 @@ def _inputs_read_as_cast(
     return {
         name: made[0] for name, made in by_source.items() if len(made) == 1 and name in given.keys() - read
     }
-
-
-def _unify_dtypes(
-    trained: list[nn.Parameter], results: list[torch.Tensor]
-) -> tuple[dict[nn.Parameter, torch.Tensor], _Copies]:
-    """Return gradients by parameter, and the copies that widen some: the optimizer needs one launch per dtype."""
-    found = {one: _with_parameter_strides(one, result) for one, result in zip(trained, results, strict=False)}
-    if len({gradient.dtype for gradient in found.values()}) <= 1:
-        return found, _Copies(())
-    narrow = {one: gradient for one, gradient in found.items() if gradient.dtype is not one.dtype}
-    wide = {one: torch.empty_like(gradient, dtype=one.dtype) for one, gradient in narrow.items()}
-    return {**found, **wide}, _Copies((gradient, wide[one]) for one, gradient in narrow.items())
 
 
 def _flatten_gradients(

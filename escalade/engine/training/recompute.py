@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from escalade.engine.graph.graph import Graph, Node
@@ -12,62 +13,50 @@ from escalade.engine.nodes.aten import is_random
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.norms import LayerNorm
 from escalade.engine.nodes.side_outputs import side_outputs_of
+from escalade.engine.passes.step_recompute import Candidate, Span, choose, fused_candidates, write_again
 from escalade.engine.plan.plan import Plan, PlanStep
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 
 _MOST_ROUNDS = 4
 """Plans to make at most: offsets in the arena depend on more than what is live at its peak."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A value that is read by step `early` and then not before step `late`."""
-
-    name: str
-    bytes: int
-    early: int
-    late: int
-    extended: tuple[tuple[int, int, int], ...]
-    """What it is computed from lives on for that: first and last step, and bytes."""
-    cost: int
-    """Bytes that computing it again moves."""
-
-    def apply(self, live: list[int]) -> None:
-        """Change the bytes that are live at each step, as if it were computed again."""
-        for step in range(self.early + 1, self.late):
-            live[step] -= self.bytes
-        for first, last, size in self.extended:
-            for step in range(first + 1, last + 1):
-                live[step] += size
-
-    def saves_at(self, step: int) -> int:
-        if not self.early < step < self.late:
-            return 0
-        return self.bytes - sum(size for first, last, size in self.extended if first < step <= last)
-
-
-def fit_memory(graph: Graph, plan_of: Callable[[Graph], Plan], budget: int) -> Graph:
+def fit_memory(graph: Graph, plan_of: Callable[[Graph], Plan], budget: int, card: Card) -> Graph:
     """Return the graph with values computed twice, so that the arena of its plan has at most `budget` bytes."""
-    plan = plan_of(graph)
-    for _ in range(_MOST_ROUNDS):
+    least = first = plan_of(graph)
+    # What a gradient writes again keeps others alive until then. A second copy of a node takes more time, but may take
+    # less memory.
+    for fused in (True, False):
+        found, plan = graph, first
+        for _ in range(_MOST_ROUNDS):
+            if plan.arena_bytes <= budget:
+                return found
+            chosen = _choose(plan, budget - (plan.arena_bytes - max(_live_bytes(plan))), card, fused=fused)
+            if not chosen:
+                break
+            found = _with_copies(found, plan, chosen)
+            plan = plan_of(found)
         if plan.arena_bytes <= budget:
-            return graph
-        chosen = _choose(plan, budget - (plan.arena_bytes - max(_live_bytes(plan))))
-        if not chosen:
-            break
-        graph = graph.copy()
-        views = _views(plan)
-        for candidate in chosen:
-            late = [step.node.name for step in plan.steps[candidate.late :]]
-            _compute_again(graph, candidate.name, late, views)
-        graph.remove_dead_code()  # views that nothing reads any more would keep their sources alive
-        plan = plan_of(graph)
-    if plan.arena_bytes <= budget:
-        return graph
+            return found
+        least = min(least, plan, key=lambda one: one.arena_bytes)
     raise UnsupportedError(
-        f"memory={budget}: the values of this step take at least {plan.arena_bytes} bytes at this batch size, even if "
+        f"memory={budget}: the values of this step take at least {least.arena_bytes} bytes at this batch size, even if "
         "what is cheap is computed twice; pass more, or a smaller batch"
     )
+
+
+def _with_copies(graph: Graph, plan: Plan, chosen: Sequence[Candidate]) -> Graph:
+    graph = graph.copy()
+    views = _views(plan)
+    for candidate in chosen:
+        if candidate.host:
+            write_again(graph, candidate)
+        else:
+            late = [step.node.name for step in plan.steps[candidate.end :]]
+            _compute_again(graph, candidate.name, late, views)
+    graph.remove_dead_code()  # views that nothing reads any more would keep their sources alive
+    return graph
 
 
 def _live_bytes(plan: Plan) -> list[int]:
@@ -79,20 +68,27 @@ def _live_bytes(plan: Plan) -> list[int]:
     return live
 
 
-def _choose(plan: Plan, budget: int) -> list[_Candidate]:
-    """Choose candidates until what is live never exceeds the budget, those that save most for their cost first."""
-    live, left, chosen = _live_bytes(plan), list(_candidates(plan)), []
-    while max(live) > budget:
-        peak = live.index(max(live))
-        useful = [one for one in left if one.saves_at(peak) > 0]
-        if not useful:
-            break
-        best = max(useful, key=lambda one: (one.saves_at(peak) / one.cost, one.name))
-        best.apply(live)
+def _choose(plan: Plan, budget: int, card: Card, *, fused: bool) -> list[Candidate]:
+    """Choose candidates until what is live never exceeds the budget, those that save most for their time first."""
+    spans = {one.name: Span(one.first, one.last, one.bytes) for one in plan.lifetimes}
+    places = {step.node.name: number for number, step in enumerate(plan.steps)}
+    kernels = {step.node.name for step in plan.steps if step.recipe}
+    left = list(_candidates(plan, places, card))
+    if fused:
+        hosted = fused_candidates(plan.graph, spans, card.transfer_us, places)
+        left += (one for one in hosted if one.host in kernels)
+    chosen: list[Candidate] = []
+    for best in choose(_live_bytes(plan), left, budget, math.inf):
         # What others are computed from may be computed again itself now, and live shorter than they assume.
-        left = [one for one in left if one is not best and not _depends(plan, one.name, best.name)]
+        left[:] = [one for one in left if not _conflict(plan, one, best)]
         chosen.append(best)
     return chosen
+
+
+def _conflict(plan: Plan, one: Candidate, other: Candidate) -> bool:
+    if one.name == other.name:
+        return True
+    return not (one.host or other.host) and _depends(plan, one.name, other.name)
 
 
 def _depends(plan: Plan, name: str, other: str) -> bool:
@@ -115,9 +111,8 @@ def _sources(plan: Plan, node: Node, views: frozenset[str]) -> set[str]:
     return found
 
 
-def _candidates(plan: Plan) -> Iterator[_Candidate]:
+def _candidates(plan: Plan, positions: Mapping[str, int], card: Card) -> Iterator[Candidate]:
     """Yield the cheap values, each with its longest time without a reader."""
-    positions = {step.node.name: number for number, step in enumerate(plan.steps)}
     lifetimes, views = {one.name: one for one in plan.lifetimes}, _views(plan)
     for number, step in enumerate(plan.steps):
         own = lifetimes.get(step.node.name)
@@ -129,14 +124,13 @@ def _candidates(plan: Plan) -> Iterator[_Candidate]:
         for name in _sources(plan, step.node, views):
             source = lifetimes.get(name)
             if source is not None and source.last < late:
-                extended.append((source.last, late, source.bytes))
+                extended.append(Span(source.last, late, source.bytes))
             elif source is None and name in plan.graph.nodes:
                 break  # in the buffer of another value, or in memory of PyTorch's
         else:
             assert step.lowered is not None
-            yield _Candidate(
-                step.node.name, own.bytes, early, late, tuple(extended), max(1, step.lowered.problem.bytes)
-            )
+            us = card.microseconds(0, step.lowered.problem.bytes)
+            yield Candidate(step.node.name, own.bytes, early, late, tuple(extended), us)
 
 
 def _is_cheap(plan: Plan, step: PlanStep) -> bool:

@@ -3,9 +3,14 @@
 //
 // MASK of a ReLU: NO_MASK; BY_X, recomputed from x with the forward pass's own operations; or BY_OUTPUT, from the
 // ReLU's stored output. For another function, the generated EXPRESSION computes the gradient, also from x.
+//
+// With RECOMPUTED, generated too, the last launch also writes what the forward pass computed from the normalized x.
 #pragma once
 
 #include "common/channels.cuh"
+#if defined(EXPRESSION) || defined(RECOMPUTED)
+#include "common/functions.cuh"
+#endif
 #ifdef EXPRESSION
 #include "common/expression.cuh"
 
@@ -15,6 +20,15 @@ constexpr int MASK = 0;  // ("none", "x", "output").index(mask)
 #endif
 
 constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;
+
+#ifdef RECOMPUTED
+constexpr bool RECOMPUTES = true;
+__device__ __forceinline__ float recomputed(float x) { RECOMPUTED }
+#else
+constexpr bool RECOMPUTES = false;
+__device__ __forceinline__ float recomputed(float x) { return x; }
+#endif
+constexpr bool NEEDS_BIAS = MASK == BY_X || RECOMPUTES;
 
 // True if the gradient passes the ReLU: where the output, rounded as it was stored, is positive or NaN. `distance` is x
 // minus the mean.
@@ -52,14 +66,19 @@ struct Slope {
         const float before = before_function(to_float(gradient), distance, along, bias, output);
         return from_float<Element>(along * before + (across * distance + shift));
     }
+
+    // The forward pass's result.
+    __device__ __forceinline__ Element again(Element x) const {
+        return from_float<Element>(recomputed((to_float(x) - mean) * along + bias));
+    }
 };
 
-// Values of all channels; the bias only with MASK BY_X.
+// Values of all channels; the bias only if NEEDS_BIAS.
 struct Channels {
     const float *mean, *rstd, *weight, *bias, *weight_gradient, *bias_gradient;
 
     __device__ __forceinline__ Slope slope(int c, float share) const {
-        return Slope(mean[c], rstd[c], weight[c], MASK == BY_X ? bias[c] : 0.f, weight_gradient[c], bias_gradient[c],
+        return Slope(mean[c], rstd[c], weight[c], NEEDS_BIAS ? bias[c] : 0.f, weight_gradient[c], bias_gradient[c],
                      share);
     }
 };

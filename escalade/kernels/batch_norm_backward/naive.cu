@@ -13,10 +13,12 @@ using Element = float;  // problem.dtype
 
 extern "C" __global__ void batch_norm_backward_naive(const Element* gradient, const Element* x, const Element* output,
                                                      Channels all, Element* y, float share, int channels, int plane,
-                                                     long long elements) {
+                                                     long long elements, Element* again) {
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= elements) return;
     const Slope slope = all.slope(channel_of(static_cast<Index>(at), channels, plane), share);
-    y[at] = slope.of(gradient[at], x[at], MASK == BY_OUTPUT ? output[at] : Element());
+    const Element own = x[at];
+    y[at] = slope.of(gradient[at], own, MASK == BY_OUTPUT ? output[at] : Element());
+    if (RECOMPUTES) again[at] = slope.again(own);
 }

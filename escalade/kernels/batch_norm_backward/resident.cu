@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                  const float* __restrict__ weight, const float* __restrict__ bias,
                                  const float* __restrict__ mean, const float* __restrict__ rstd,
                                  Element* residual_gradient, float* weight_gradient, float* bias_gradient, Element* y,
-                                 float share, int channels, int rows) {
+                                 float share, int channels, int rows, Element* again) {
     __shared__ ClusterSums<2 * VECTOR, COLUMNS, THREADS> of_both;
     wait_for_previous_launch();
     const int channel = (blockIdx.y * COLUMNS + threadIdx.x % COLUMNS) * VECTOR;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_channels(mean + channel, means);
     load_channels(rstd + channel, rstds);
     load_channels(weight + channel, scales);
-    if (MASK == BY_X) load_channels(bias + channel, biases);
+    if (NEEDS_BIAS) load_channels(bias + channel, biases);
 
     Pack<Element, VECTOR> gradients[STEPS], xs[STEPS];
     float sums[2 * VECTOR] = {};  // of gradients, and of their products with distances
@@ -96,6 +96,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 from_float<Element>(scales[e] * to_float(gradients[i].at[e]) + (across[e] * distance + shifts[e]));
         }
         store_pack(y + place(i), gradients[i]);
+        if (RECOMPUTES) {
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e)
+                xs[i].at[e] = from_float<Element>(recomputed((to_float(xs[i].at[e]) - means[e]) * scales[e] + biases[e]));
+            store_pack(again + place(i), xs[i]);
+        }
     }
     cluster_wait();  // no more DSMEM reads of this CTA
 }

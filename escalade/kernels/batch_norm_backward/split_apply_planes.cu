@@ -23,7 +23,8 @@ constexpr bool STRADDLING = false;  // problem.pixels % vector != 0: a pack may 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward_split_apply_planes(const Element* gradient, const Element* x, const Element* output,
-                                           Channels all, Element* y, float share, int channels, int plane, long long elements) {
+                                           Channels all, Element* y, float share, int channels, int plane, long long elements,
+                                           Element* again) {
     wait_for_previous_launch();
     const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
@@ -52,12 +53,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int e = 0; e < VECTOR; ++e) {
             const Slope& of = !STRADDLING || e < left ? slope : next;
             gradients[i].at[e] = of.of(gradients[i].at[e], xs[i].at[e], outputs[i].at[e]);
+            if (RECOMPUTES) xs[i].at[e] = of.again(xs[i].at[e]);
         }
         store_pack(y + pack * VECTOR, gradients[i]);
+        if (RECOMPUTES) store_pack(again + pack * VECTOR, xs[i]);
     }
 
     const long long last = whole * VECTOR + threadIdx.x;
-    if (blockIdx.x == 0 && last < elements)
-        y[last] = all.slope(channel_of(static_cast<Index>(last), channels, plane), share)
-                      .of(gradient[last], x[last], MASK == BY_OUTPUT ? output[last] : Element());
+    if (blockIdx.x == 0 && last < elements) {
+        const Slope slope = all.slope(channel_of(static_cast<Index>(last), channels, plane), share);
+        const Element own = x[last];
+        y[last] = slope.of(gradient[last], own, MASK == BY_OUTPUT ? output[last] : Element());
+        if (RECOMPUTES) again[last] = slope.again(own);
+    }
 }

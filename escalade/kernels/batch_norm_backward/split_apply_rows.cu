@@ -23,7 +23,8 @@ constexpr int RESIDENT = 2;   // config.resident: CTAs per SM
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     batch_norm_backward_split_apply_rows(const Element* gradient, const Element* x, const Element* output, Channels all,
-                                         Element* y, float share, int channels, int width, long long rows) {
+                                         Element* y, float share, int channels, int width, long long rows,
+                                         Element* again) {
     wait_for_previous_launch();
     const int height = THREADS / width;
     const int row_in_block = threadIdx.x / width;
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         load_channels(all.mean + channel, means);
         load_channels(all.rstd + channel, rstds);
         load_channels(all.weight + channel, weights);
-        if (MASK == BY_X) load_channels(all.bias + channel, biases);
+        if (NEEDS_BIAS) load_channels(all.bias + channel, biases);
         load_channels(all.weight_gradient + channel, products);
         load_channels(all.bias_gradient + channel, sums);
 #pragma unroll
@@ -66,6 +67,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             for (int e = 0; e < VECTOR; ++e)
                 gradients[i].at[e] = slopes[e].of(gradients[i].at[e], xs[i].at[e], outputs[i].at[e]);
             store_pack(y + (row - i * step) * channels + channel, gradients[i]);
+            if (RECOMPUTES) {
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) xs[i].at[e] = slopes[e].again(xs[i].at[e]);
+                store_pack(again + (row - i * step) * channels + channel, xs[i]);
+            }
         }
         row -= PACKS * step;
         load(row);

@@ -34,7 +34,7 @@ __device__ __forceinline__ Uniform computed_once(const float* scalars, float ste
 }
 
 // COUNT packs of WIDTH elements from element `from` of the chunk on, bounded by `end`.
-template <int WIDTH, int COUNT>
+template <class Gradient, int WIDTH, int COUNT>
 __device__ __forceinline__ void update(const Addresses& addresses, const Chunk& chunk, int from, int end,
                                        const float* scalars, float step) {
     Pack<float, WIDTH> values[COUNT][READ];
@@ -80,6 +80,20 @@ __device__ __forceinline__ void update(const Addresses& addresses, const Chunk& 
     }
 }
 
+template <class Gradient>
+__device__ __forceinline__ void update_all(const Addresses& addresses, const Chunk& chunk, bool aligned,
+                                           const float* scalars, float step) {
+    if (VECTOR > 1 && aligned) {
+        const int whole = chunk.count / VECTOR * VECTOR;
+        update<Gradient, VECTOR, PACKS>(addresses, chunk, 0, whole, scalars, step);
+        if (whole < chunk.count) update<Gradient, 1, 1>(addresses, chunk, whole, chunk.count, scalars, step);
+    } else {
+#pragma unroll 1
+        for (int from = 0; from < chunk.count; from += THREADS * PACKS)
+            update<Gradient, 1, PACKS>(addresses, chunk, from, chunk.count, scalars, step);
+    }
+}
+
 __device__ __forceinline__ bool all_aligned(const Addresses& addresses, int tensor) {
     bool aligned = true;
 #pragma unroll
@@ -98,15 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!skips) {
         const Chunk chunk(chunks);
         const float step = taken + 1.f;
-        if (VECTOR > 1 && all_aligned(addresses, chunk.tensor)) {
-            const int whole = chunk.count / VECTOR * VECTOR;
-            update<VECTOR, PACKS>(addresses, chunk, 0, whole, scalars, step);
-            if (whole < chunk.count) update<1, 1>(addresses, chunk, whole, chunk.count, scalars, step);
-        } else {
-#pragma unroll 1
-            for (int from = 0; from < chunk.count; from += THREADS * PACKS)
-                update<1, PACKS>(addresses, chunk, from, chunk.count, scalars, step);
-        }
+        const bool aligned = all_aligned(addresses, chunk.tensor);
+        if (is_wide(chunk)) update_all<float>(addresses, chunk, aligned, scalars, step);
+        else update_all<Gradient>(addresses, chunk, aligned, scalars, step);
     }
     if (!COUNTS) return;
     __syncthreads();  // the CTA has read the counts

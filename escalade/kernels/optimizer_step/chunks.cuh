@@ -11,6 +11,7 @@
 using Gradient = float;             // problem.dtype
 constexpr int TENSORS = 2;          // len(group): tensors per launch
 constexpr int TENSORS_ROUNDED = 1;  // 1 << (len(group) - 1).bit_length() >> 1: largest power of two below
+constexpr int WIDE = 0;             // wide: the last tensors, whose gradients are fp32
 constexpr int STATES = 2;           // len(problem.state)
 constexpr bool HAS_COPY = false;    // problem.copy != ""
 constexpr int VECTOR = 4;           // vector: elements per access
@@ -53,6 +54,8 @@ struct Chunk {
         count = left < CHUNK ? static_cast<int>(left) : CHUNK;
     }
 };
+
+__device__ __forceinline__ bool is_wide(const Chunk& chunk) { return WIDE > 0 && chunk.tensor >= TENSORS - WIDE; }
 
 __device__ __forceinline__ bool is_aligned(const void* address) {
     return reinterpret_cast<unsigned long long>(address) % 16 == 0;

@@ -6,7 +6,7 @@
 // Rungs: `per_tensor`, `one_launch`, `vectorised`. Read chunks.cuh (table of tensors).
 #include "optimizer_step/chunks.cuh"
 
-template <int WIDTH, int COUNT>
+template <class Gradient, int WIDTH, int COUNT>
 __device__ __forceinline__ bool finite(const Gradient* gradient, int from, int end) {
     Pack<Gradient, WIDTH> packs[COUNT] = {};
 #pragma unroll
@@ -25,19 +25,25 @@ __device__ __forceinline__ bool finite(const Gradient* gradient, int from, int e
     return all;
 }
 
+template <class Gradient>
+__device__ __forceinline__ bool all_finite(const Addresses& addresses, const Chunk& chunk) {
+    const Gradient* gradient = static_cast<const Gradient*>(addresses.read[chunk.tensor][GRADIENT]) + chunk.begin;
+    if (VECTOR > 1 && is_aligned(gradient)) {
+        const int whole = chunk.count / VECTOR * VECTOR;
+        return finite<Gradient, VECTOR, PACKS>(gradient, 0, whole) &&
+               finite<Gradient, 1, 1>(gradient, whole, chunk.count);
+    }
+    bool all = true;
+    for (int from = 0; from < chunk.count; from += THREADS * PACKS)
+        all &= finite<Gradient, 1, PACKS>(gradient, from, chunk.count);
+    return all;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer_step_chunks_finite(const __grid_constant__ Addresses addresses, const __grid_constant__ Chunks chunks,
                                  Meeting* meeting) {
     wait_for_previous_launch();
     const Chunk chunk(chunks);
-    const Gradient* gradient = static_cast<const Gradient*>(addresses.read[chunk.tensor][GRADIENT]) + chunk.begin;
-    bool all = true;
-    if (VECTOR > 1 && is_aligned(gradient)) {
-        const int whole = chunk.count / VECTOR * VECTOR;
-        all = finite<VECTOR, PACKS>(gradient, 0, whole) && finite<1, 1>(gradient, whole, chunk.count);
-    } else {
-        for (int from = 0; from < chunk.count; from += THREADS * PACKS)
-            all &= finite<1, PACKS>(gradient, from, chunk.count);
-    }
+    const bool all = is_wide(chunk) ? all_finite<float>(addresses, chunk) : all_finite<Gradient>(addresses, chunk);
     if (!all) atomicMax(&meeting->not_finite, 1u);
 }

@@ -104,6 +104,9 @@ def test_problems_have_names_and_limits() -> None:
         OPERATION.parse("64_56_b32_relu")
     with pytest.raises(UnsupportedError, match=r"pass the output of the ReLU \(mask"):
         BatchNormBackwardProblem(2, 8, 3, 3, "x", residual=True)
+    for recompute in ("x * y", "gradient", "x, x"):
+        with pytest.raises(UnsupportedError, match="it must be one expression in x, such as relu"):
+            BatchNormBackwardProblem(1, 4, 2, 2, recompute=recompute)
     with pytest.raises(UnsupportedError, match="mask 'y': batch_norm_backward supports none, x, output"):
         BatchNormBackwardProblem(2, 8, 3, 3, "y")
     small = BatchNormBackwardProblem(2, 8, 3, 2, dtype="fp16")

@@ -105,6 +105,25 @@ def test_steps_in_place_with_a_loss_scale_are_adamws() -> None:
     assert progress.tolist() == [STEPS - 1, 1, 0, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("rung", [None, "per_tensor"])
+def test_gradients_of_two_types_are_one_step(rung: str | None) -> None:
+    """And one that is not finite skips it for all, whichever type it has."""
+    rule = sgd(0.1).scaled(8.0)
+    before = [torch.randn(size) for size in (1030, 7, 5)]
+    gradients = [torch.randn_like(one) for one in before]
+    gradients[0] = gradients[0].half()
+    for infinite in (None, 0, 2):
+        parameters, given = [one.clone() for one in before], [one.clone() for one in gradients]
+        if infinite is not None:
+            given[infinite][-1] = torch.inf
+        ops.optimizer_step(
+            rule, parameters, given, {}, rule.scalars(), no_progress(), checked=True, rung=rung
+        )
+        for one, old, gradient in zip(parameters, before, given, strict=True):
+            expected = old if infinite is not None else old - 0.1 * gradient.float() / 65536.0
+            torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_opcheck() -> None:
     rule = ADAMW.scaled(1024.0)
     parameters, state, copies = model()
@@ -143,6 +162,10 @@ def test_what_does_not_fit_is_said() -> None:
         OptimizerStepProblem.parse("8[p-g](m)_copyfp8")
     with pytest.raises(UnsupportedError, match="nesterov"):
         sgd(nesterov=True)
+    with pytest.raises(UnsupportedError, match="float32 before those of another dtype"):
+        ops.optimizer_step(rule, [x, x.clone()], [x, x.half()], {}, rule.scalars(), no_progress())
+    with pytest.raises(UnsupportedError, match="2 tensors with fp32 gradients"):
+        OptimizerStepProblem((8,), "p-g", wide=2)
 
 
 def test_a_network_is_one_launch() -> None:

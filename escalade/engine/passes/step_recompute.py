@@ -1,0 +1,288 @@
+"""Training steps: values that gradients read are written again by kernels that read what they are computed from.
+
+The gradient of a batch normalization reads x, so it can also write what the forward pass computed from x. That takes
+one write. The forward pass's own result then lives until its last reader there, and gradients of weights wait for the
+other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random
+from escalade.engine.nodes.base import activation_of
+from escalade.engine.nodes.batch_norm import RECOMPUTED, BatchNorm, BatchNormBackward, BatchNormTraining
+from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.pointwise import ROLES, Pointwise
+from escalade.engine.nodes.side_outputs import SideOutput, side_buffer_of, side_outputs_of, with_producer
+from escalade.engine.nodes.views import Concatenate, Slice
+from escalade.engine.passes.estimates import Estimates, assumed_forms
+from escalade.engine.passes.gradient_patterns import depends_on, sort_nodes
+from escalade.ops.expressions import Expression
+from escalade.ops.pointwise import MOST_RESULTS
+from escalade.ops.shared.pointwise import result_names
+
+ENOUGH = 0.75
+"""Share of the peak that is low enough: beyond, time is worth more than memory."""
+MOST_TIME = 0.02
+"""Share of the time to move all values, to spend on writing some again. Steps take longer than that time."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes that are live from node `first` through node `last`."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A value that need not be kept after node `early`, because it is computed again before it is read."""
+
+    name: str
+    bytes: int
+    early: int
+    end: int
+    """The first node after `early` at which it is live again, or would be dead anyway."""
+    extended: tuple[Span, ...]
+    """What lives on or is added for that. A span excludes its first node, where the bytes are live anyway."""
+    us: float
+    """Estimated time to compute it again."""
+    host: str = ""
+    """The node whose kernels write it again; empty: a second copy of its own node."""
+
+    def apply(self, live: list[int]) -> None:
+        """Change the bytes that are live at each node, as if it were computed again."""
+        for place in range(self.early + 1, self.end):
+            live[place] -= self.bytes
+        for span in self.extended:
+            for place in range(span.first + 1, span.last + 1):
+                live[place] += span.bytes
+
+    def saves_at(self, place: int) -> int:
+        if not self.early < place < self.end:
+            return 0
+        return self.bytes - sum(span.bytes for span in self.extended if span.first < place <= span.last)
+
+
+def choose(live: list[int], left: list[Candidate], most_bytes: float, most_us: float) -> Iterator[Candidate]:
+    """Yield candidates until no more than `most_bytes` is live, those that save most at the peak for their time first.
+
+    `live` is changed as if they were computed again. The caller may remove others from `left` in between.
+    """
+    while max(live) > most_bytes:
+        peak = live.index(max(live))
+        useful = [one for one in left if one.saves_at(peak) > 0 and one.us <= most_us]
+        if not useful:
+            return
+        best = max(useful, key=lambda one: (one.saves_at(peak) / one.us, one.name))
+        best.apply(live)
+        most_us -= best.us
+        left.remove(best)
+        yield best
+
+
+def recompute_in_gradients(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Let gradients write values again that the forward pass would have to keep, until memory is low enough."""
+    forms = assumed_forms(graph, dtype)
+    spans = _spans(graph, forms)
+    live = [0] * (len(graph.nodes) + 1)
+    for span in spans.values():
+        for place in range(max(span.first, 0), span.last + 1):
+            live[place] += span.bytes
+    card = estimates.card
+    moved = sum(
+        forms.value(name).bytes
+        for node in graph
+        for name in {node.name, *node.inputs.values()}
+        if name not in graph.constants
+    )
+    left = list(fused_candidates(graph, spans, card.transfer_us))
+    chosen = list(choose(live, left, ENOUGH * max(live), MOST_TIME * moved / card.rates.dram))
+    for candidate in chosen:
+        write_again(graph, candidate)
+    graph.remove_dead_code()  # views that nothing reads any more would keep their sources alive
+
+
+def _spans(graph: Graph, forms: Forms) -> dict[str, Span]:
+    """Return when the bytes of each value are live, as if every concatenation were one buffer with its members."""
+    places = {node.name: place for place, node in enumerate(graph)}
+    owner: dict[str, str] = {}
+    for node in graph:
+        if Slice.matches(node) or operator_of(node).is_alias(node, forms):
+            owner[node.name] = node.inputs["x"]
+        elif Concatenate.matches(node):
+            owner |= {
+                name: node.name for name in node.inputs.values() if name in places and name not in owner
+            }
+
+    def root(name: str) -> str:
+        while name in owner:
+            name = owner[name]
+        return name
+
+    found: dict[str, Span] = {}
+    for place, node in enumerate(graph):
+        producer = side_buffer_of(node)
+        first = place if producer is None else places[producer.node]
+        last = len(places) if node.name in graph.outputs else place
+        for name, begin, end in (
+            (node.name, first, last),
+            *((one, place, place) for one in node.inputs.values()),
+        ):
+            home = root(name)
+            if home not in places:
+                continue
+            span = found.get(home) or Span(begin, end, forms.value(home).bytes)
+            found[home] = replace(span, first=min(span.first, begin), last=max(span.last, end))
+    return found
+
+
+def fused_candidates(
+    graph: Graph,
+    spans: Mapping[str, Span],
+    time: Callable[[int], float],
+    places: Mapping[str, int] | None = None,
+) -> Iterator[Candidate]:
+    """Yield the values that a later node's kernels can write again, with the `time` to write their bytes."""
+    places = places or {node.name: place for place, node in enumerate(graph)}
+    for node in graph:
+        own = spans.get(node.name)
+        if own is None or node.name in graph.outputs or not _is_computable(node, graph):
+            continue
+        early, waiting = _last_readers(node, graph, places)
+        hosts = sorted(
+            (one for one in _hosts(node, graph) if places[one.name] > early), key=lambda one: places[one.name]
+        )
+        host = next((one for one in hosts if _can_wait(waiting, one, graph)), None)
+        if host is None:
+            continue
+        at = places[host.name]
+        extended = [Span(at - 1, at, own.bytes)] if at > own.last else []
+        read = {_viewed(name, graph) for one in waiting for name in one.inputs.values()}
+        for name in sorted(read - {node.name}):
+            other = spans.get(name)
+            if other is not None and other.last < at:
+                extended.append(Span(other.last, at, other.bytes))
+        end = min(at, own.last + 1)
+        yield Candidate(node.name, own.bytes, early, end, tuple(extended), time(own.bytes), host.name)
+
+
+def _is_computable(node: Node, graph: Graph) -> bool:
+    """Return True for a normalization without a residual, and for functions of single elements."""
+    if not node.is_floating or is_random(node):
+        return False
+    if BatchNorm.matches(node) or BatchNormTraining.matches(node):
+        return "residual" not in node.inputs and len(node.shape) == 4
+    expression = operator_of(node).expression(node)
+    return expression is not None and len(expression.results) == 1 and bool(expression.calls)
+
+
+def _last_readers(node: Node, graph: Graph, places: Mapping[str, int]) -> tuple[int, list[Node]]:
+    """Return the nodes that read a value, or a view of it, after the longest time without one, and when that begins.
+
+    No node, if nothing reads the value.
+    """
+    readers = sorted(_readers(node.name, graph), key=lambda one: places[one.name])
+    uses = [places[node.name], *(places[one.name] for one in readers)]
+    early, late = max(pairwise(uses), key=lambda pair: pair[1] - pair[0], default=(0, 0))
+    return early, [one for one in readers if places[one.name] >= late]
+
+
+def _readers(name: str, graph: Graph) -> Iterator[Node]:
+    for one in graph.readers(name):
+        if operator_of(one).is_view:
+            yield from _readers(one.name, graph)
+        elif side_buffer_of(one) is None:
+            yield one
+
+
+def _viewed(name: str, graph: Graph) -> str:
+    """Return the value that a value is a view of."""
+    while name in graph.nodes and operator_of(graph.nodes[name]).is_view:
+        name = graph.nodes[name].inputs["x"]
+    return name
+
+
+def _hosts(node: Node, graph: Graph) -> Iterator[Node]:
+    """Yield the nodes whose kernels read all that a value is computed from."""
+    is_norm = BatchNorm.matches(node) or BatchNormTraining.matches(node)
+    large = [name for name in node.inputs.values() if graph.shape_of(name) == node.shape]
+    if not large:
+        return
+    for host in graph.readers(node.inputs["x"] if is_norm else large[0]):
+        if host.name == node.name or node.name in host.inputs.values():
+            continue
+        if (host.shape, host.dtype) != (node.shape, node.dtype):
+            continue
+        if is_norm and BatchNormBackward.matches(host):
+            same = all(host.inputs[role] == node.inputs[role] for role in ("x", "weight"))
+            if same and not host.attributes.get("recompute"):
+                yield host
+        elif not is_norm and Pointwise.matches(host) and host.is_floating:
+            read = set(host.inputs.values())
+            expression = Pointwise().expression(host)
+            fits = len(read | set(node.inputs.values())) <= len(ROLES)
+            if fits and read >= set(large) and len(expression.results) < MOST_RESULTS:
+                yield host
+
+
+def _can_wait(waiting: Collection[Node], host: Node, graph: Graph) -> bool:
+    """Return True if a node does not depend on the readers of a value that it is to write again."""
+    return bool(waiting) and not depends_on(host.name, [one.name for one in waiting], graph)
+
+
+def write_again(graph: Graph, candidate: Candidate) -> None:
+    """Let the kernels of a candidate's host write it again for its last readers, unless the host now needs these."""
+    node, host = graph.nodes[candidate.name], graph.nodes[candidate.host]
+    places = {one.name: place for place, one in enumerate(graph)}
+    _, waiting = _last_readers(node, graph, places)
+    if not _can_wait(waiting, host, graph):
+        return
+    fused, buffer = _writing(node, host)
+    graph.nodes[host.name] = fused
+    for one in side_outputs_of(host, graph):
+        graph.nodes[one.name] = with_producer(one, fused)
+    name = graph.fresh(f"{node.name}_again")
+    graph.append(SideOutput.of(fused, name, buffer, node.shape, node.dtype))
+    _redirect(graph, node.name, name, {one.name for one in waiting})
+    for one in waiting:
+        for other in side_outputs_of(one, graph):
+            graph.nodes[other.name] = with_producer(other, graph.nodes[one.name])
+    sort_nodes(graph)
+
+
+def _redirect(graph: Graph, old: str, new: str, waiting: Collection[str]) -> None:
+    """Let these nodes read another value instead, or another view where they read a view."""
+    for one in graph.readers(old):
+        if operator_of(one).is_view:
+            if any(reader.name in waiting for reader in _readers(one.name, graph)):
+                view = graph.add(replace(one.with_inputs(x=new), name=f"{one.name}_again"))
+                _redirect(graph, one.name, view, waiting)
+        elif one.name in waiting:
+            inputs = {role: new if value == old else value for role, value in one.inputs.items()}
+            graph.nodes[one.name] = replace(one, inputs=inputs)
+
+
+def _writing(node: Node, host: Node) -> tuple[Node, str]:
+    """Return the host that also writes a value, and the buffer it is written to."""
+    if BatchNormBackward.matches(host):
+        function = activation_of(node).text
+        return host.with_inputs(bias=node.inputs["bias"]).with_attributes(recompute=function), RECOMPUTED
+    roles = {name: role for role, name in host.inputs.items()}
+    free = [role for role in ROLES if role not in host.inputs]
+    for name in node.inputs.values():
+        if name not in roles:
+            roles[name] = free.pop(0)
+    expression: Expression | None = operator_of(node).expression(node)
+    assert expression is not None
+    own = expression.rename({role: roles[name] for role, name in node.inputs.items()})
+    both = Pointwise().expression(host).concat(own)
+    inputs = {role: name for name, role in roles.items()}
+    return replace(host, inputs=inputs).with_attributes(expression=both.text), result_names(both)[-1]
