@@ -14,14 +14,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 
 from escalade.engine.graph.graph import KEPT, Graph, Node, fixed_shape
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.base import activation_of, with_activation, with_channels
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Quantize
 from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.stem import Stem
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.expressions import Expression
 from escalade.ops.shared.quantized_input import CHANNEL_UNIT
 
 SMALLEST_SCALE = 2.0**-40  # scale of values that were all zero
@@ -31,6 +35,11 @@ GRID_SAMPLE = 16
 GRID_ERROR = 1e-3
 """Distance from a multiple, in steps, that rounding to fp32 explains: 127 codes times a few units of 2^-24, and more
 after a BatchNorm has been folded."""
+
+MOST_PADDING = 1.5
+"""Channels with padding, in multiples of those without."""
+MOST_TAPS = 49
+"""Taps of a depthwise filter that is quantized: windows of larger ones may not fit into shared memory."""
 
 # Times per image in ns on an H200, to weigh what quantization saves against the steps that only quantize values.
 NS_A_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
@@ -48,10 +57,16 @@ def quantize_convolutions(graph: Graph, dtype: str, only: Collection[str] | None
 
 def quantized_weights(node: Node) -> dict[str, str]:
     """Return the roles of a node's weights, each with that of its input; empty if no kernel multiplies it in 8 bits."""
-    if not Conv2d.matches(node) or node.attributes["groups"] != 1:
+    if not Conv2d.matches(node) or (node.attributes["groups"] != 1 and not _is_depthwise(node)):
         return {}
     inputs = {"weight": "x", "shortcut_weight": "shortcut"}
     return {weight: value for weight, value in inputs.items() if weight in node.inputs}
+
+
+def _is_depthwise(node: Node) -> bool:
+    """Return True for one filter per group, as far as the node tells; there may be several channels per group."""
+    groups = node.attributes["groups"]
+    return groups > 1 and groups == node.shape[1] and node.attributes["dilation"] == (1, 1)
 
 
 def layer_names(node: Node) -> list[str]:
@@ -98,6 +113,10 @@ def _are_multiples(rows: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     return (codes - codes.round()).abs().amax(1) < GRID_ERROR
 
 
+def _padded_channels(channels: int) -> int:
+    return ceil_div(channels, CHANNEL_UNIT) * CHANNEL_UNIT
+
+
 @dataclass
 class _Quantization:
     graph: Graph
@@ -110,17 +129,16 @@ class _Quantization:
     def apply(self) -> None:
         graph = self.graph
         self.kept = [name.removeprefix(KEPT) for name in self.ranges if name.startswith(KEPT)]
-        self.quantized = {node.name for node in graph if self._is_quantizable(node)}
-        self.in_bytes = self._stored_in_bytes()
-        worthwhile = {
-            name
-            for chain in self._chains()
-            if self.only is not None or self._saved_ns(chain) >= 0
-            for name in chain
-        }
-        if worthwhile != self.quantized:
-            self.quantized = worthwhile
-            self.in_bytes = self._stored_in_bytes()
+        plain, padded = graph.copy(), self._paddable()
+        while True:
+            for values in padded:
+                self._pad(values)
+            self._select()
+            rejected = [values for values in padded if not self._layers_of(values) <= self.quantized]
+            if not rejected or self.only is not None:
+                break
+            graph.nodes, graph.constants = plain.copy().nodes, dict(plain.constants)
+            padded = [values for values in padded if values not in rejected]
         for node in [node for node in graph if node.name in self.quantized | self.in_bytes]:
             if Stem.matches(node):
                 self._store_stem_in_bytes(node)
@@ -133,12 +151,87 @@ class _Quantization:
                 )
                 graph.nodes[node.name] = node.with_inputs(scale=scale).with_attributes(quantized=self.dtype)
 
+    def _paddable(self) -> list[frozenset[str]]:
+        """Return sets of values with the same odd number of channels, to which convolutions may add zeros.
+
+        All layers that write or read a value of a set are convolutions that could be quantized.
+        """
+        sets: dict[str, set[str]] = {}
+        for node in self.graph:
+            if not Conv2d.matches(node) or node.shape[1] % CHANNEL_UNIT == 0:  # type: ignore[operator]
+                continue
+            roles = ("x", "residual") if _is_depthwise(node) else ("residual",)
+            joined = {node.name, *(node.inputs[role] for role in roles if role in node.inputs)}
+            joined = joined.union(*(sets.get(name, ()) for name in joined))
+            sets |= dict.fromkeys(joined, joined)
+        distinct = {frozenset(values) for values in sets.values()}
+        return sorted(filter(self._is_paddable, distinct), key=min)
+
+    def _is_paddable(self, values: frozenset[str]) -> bool:
+        graph = self.graph
+        if not values <= graph.nodes.keys() or not values.isdisjoint(graph.outputs):
+            return False
+        channels = graph.nodes[next(iter(values))].shape[1]
+        layers = [graph.nodes[name] for name in self._layers_of(values)]
+        return (
+            isinstance(channels, int)
+            and _padded_channels(channels) <= MOST_PADDING * channels
+            and all(
+                quantized_weights(layer) and layer.inputs.keys() <= {"x", "weight", "bias", "residual"}
+                for layer in layers
+            )
+        )
+
+    def _layers_of(self, values: frozenset[str]) -> set[str]:
+        """Return the nodes that write or read values."""
+        return {*values, *(reader.name for value in values for reader in self.graph.readers(value))}
+
+    def _pad(self, values: frozenset[str]) -> None:
+        """Add filters of zeros to the layers that write values, and channels of zeros to those that read them."""
+        graph = self.graph
+        for name in self._layers_of(values):
+            node = graph.nodes[name]
+            is_depthwise = _is_depthwise(node)
+            weight = graph.constants[node.inputs["weight"]]
+            filters, channels = weight.shape[:2]
+            more_filters = _padded_channels(filters) - filters if name in values else 0
+            reads = node.inputs["x"] in values and not is_depthwise
+            more_channels = _padded_channels(channels) - channels if reads else 0
+            given = {"weight": F.pad(weight, (0, 0, 0, 0, 0, more_channels, 0, more_filters))}
+            if "bias" in node.inputs:
+                given["bias"] = F.pad(graph.constants[node.inputs["bias"]], (0, more_filters))
+            wide = with_channels(node, filters + more_filters).with_inputs(
+                **graph.add_constants(f"{name}_padded", given)
+            )
+            graph.nodes[name] = wide.with_attributes(groups=filters + more_filters) if is_depthwise else wide
+
+    def _select(self) -> None:
+        """Choose the layers to quantize, and the values to store in bytes."""
+        graph = self.graph
+        self.quantized = {node.name for node in graph if self._is_quantizable(node)}
+        self.in_bytes = self._stored_in_bytes()
+        worthwhile = {
+            name
+            for chain in self._chains()
+            if self.only is not None or self._saved_ns(chain) >= 0
+            for name in chain
+        }
+        if worthwhile != self.quantized:
+            self.quantized = worthwhile
+            self.in_bytes = self._stored_in_bytes()
+
     def _scale(self, value: str) -> float:
         return max(self.ranges[value] / LARGEST[self.dtype], SMALLEST_SCALE)
 
     def _is_quantizable(self, node: Node) -> bool:
         weights = quantized_weights(node)
-        sizes = [size for role in weights for size in self.graph.constants[node.inputs[role]].shape[:2]]
+        shapes = [self.graph.constants[node.inputs[role]].shape for role in weights]
+        if weights and node.attributes["groups"] > 1:
+            filters, channels, *taps = shapes[0]
+            if channels > 1 or not 1 < math.prod(taps) <= MOST_TAPS or "shortcut" in node.inputs:
+                return False
+            shapes = [torch.Size((filters,))]
+        sizes = [size for shape in shapes for size in shape[:2]]
         measured = {*_values(node).values()}
         return (
             bool(weights)
@@ -175,7 +268,8 @@ class _Quantization:
         for node in (self.graph.nodes[name] for name in layers):
             for role in quantized_weights(node):
                 _, channels, *taps = self.graph.constants[node.inputs[role]].shape
-                saved += NS_A_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
+                if node.attributes["groups"] == 1:  # depthwise layers have no faster products
+                    saved += NS_A_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
             for value in _values(node).values():
                 saved += NS_A_BYTE * self._elements(value)  # read as one byte less
                 if value in self.in_bytes:
@@ -189,8 +283,7 @@ class _Quantization:
         return math.prod(fixed_shape(self.graph.shape_of(value), 1))
 
     def _is_scalable_stem(self, node: Node) -> bool:
-        """Return True for a stem whose result is scaled by scaling its weights and bias: without other activations."""
-        return Stem.matches(node) and not node.attributes.get("activation") and self.only is None
+        return Stem.matches(node) and self.only is None
 
     def _is_only_read_in_bytes(self, node: Node) -> bool:
         readers = [other for other in self.graph if node.name in other.inputs.values()]
@@ -207,15 +300,19 @@ class _Quantization:
         return isinstance(channels, int) and channels % CHANNEL_UNIT == 0
 
     def _store_stem_in_bytes(self, node: Node) -> None:
-        factor = 1 / self._scale(node.name)
-        scaled = {
+        """Scale the result: by weights and bias, or in another activation than ReLU."""
+        factor, stored = 1 / self._scale(node.name), node.with_attributes(store=self.dtype)
+        if node.attributes.get("activation"):
+            scaled = Expression.parse(f"y * {factor!r}").substitute({"y": activation_of(node)})
+            self.graph.nodes[node.name] = with_activation(stored, scaled)
+            return
+        constants = {
             role: self.graph.add_constant(
                 f"{node.name}_{role}_{self.dtype}", self.graph.constants[node.inputs[role]] * factor
             )
             for role in ("weight", "bias")
         }
-        stored = node.with_attributes(store=self.dtype)
-        self.graph.nodes[node.name] = replace(stored, inputs={**node.inputs, **scaled})
+        self.graph.nodes[node.name] = replace(stored, inputs={**node.inputs, **constants})
 
     def _quantize(self, node: Node) -> None:
         values = _values(node)
@@ -240,14 +337,16 @@ class _Quantization:
         return self.copies[value]
 
     def _mean_error(
-        self, weight: torch.Tensor, scaled: torch.Tensor, step: torch.Tensor, value: str
+        self, weight: torch.Tensor, scaled: torch.Tensor, step: torch.Tensor, value: str, is_depthwise: bool
     ) -> torch.Tensor:
         """Return the mean error of each filter's result that rounding its weights causes, away from the border."""
         if value not in self.graph.means:
             return torch.zeros_like(step)
-        means = torch.tensor(self.graph.means[value], dtype=torch.float64, device=weight.device)
-        stored = stored_as(scaled, STORAGE[self.dtype]).double() * step.view(-1, 1, 1, 1)
-        return ((stored - weight).sum((2, 3)) * means).sum(1)
+        errors = stored_as(scaled, STORAGE[self.dtype]).double() * step.view(-1, 1, 1, 1) - weight
+        means = torch.zeros(self.graph.shape_of(value)[1], dtype=torch.float64, device=weight.device)  # type: ignore[arg-type]
+        known = self.graph.means[value]
+        means[: len(known)] = torch.tensor(known, dtype=torch.float64)  # padded channels are zero
+        return errors.sum((1, 2, 3)) * means if is_depthwise else (errors.sum((2, 3)) * means).sum(1)
 
     def _constants(
         self, node: Node, input_scales: Mapping[str, float], result_scale: float
@@ -272,9 +371,8 @@ class _Quantization:
         bias = graph.constants[node.inputs["bias"]] if "bias" in node.inputs else torch.zeros_like(unit)
         for role, name in scaled_weights.items():
             step = unit / input_scales[inputs_of[role]]
-            bias = bias - self._mean_error(
-                weights[role], graph.constants[name], step, node.inputs[inputs_of[role]]
-            )
+            value, is_depthwise = node.inputs[inputs_of[role]], node.attributes["groups"] > 1
+            bias = bias - self._mean_error(weights[role], graph.constants[name], step, value, is_depthwise)
         return scaled_weights | {
             "bias": graph.add_constant(f"{node.name}_bias_{self.dtype}", bias.float()),
             "scale": graph.add_constant(f"{node.name}_scale", unit.float()),
