@@ -32,6 +32,8 @@ class CalibratedLayer:
     """Share of the elements beyond the range."""
     snr_db: float | None
     """Ratio of the value's power to that of the quantization error, in decibels."""
+    cost: float | None
+    """Relative error of the network's results if only this layer is quantized; measured with `accuracy=`."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,22 @@ class CalibrationReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(title=f"calibration for {self.dtype}")
-        for column in ("layer", "operation", "products", "stored", "range", "largest", "saturated", "SNR"):
+        for column in (
+            "layer",
+            "operation",
+            "products",
+            "stored",
+            "range",
+            "largest",
+            "saturated",
+            "SNR",
+            "cost",
+        ):
             table.add_column(column)
         for layer in self.layers:
             figures = (
                 _figure(layer.range, "{:.4g}"), _figure(layer.largest, "{:.4g}"), _figure(layer.saturated, "{:.3%}"),
-                _figure(layer.snr_db, "{:.1f} dB"),
+                _figure(layer.snr_db, "{:.1f} dB"), _figure(layer.cost, "{:.2%}"),
             )  # fmt: skip
             table.add_row(layer.source or layer.name, layer.operation, layer.products, layer.stored, *figures)
         yield table
@@ -68,14 +80,14 @@ def report(captured: Graph, optimized: Graph, dtype: str) -> CalibrationReport:
     """Return the report of a graph that was optimized for a quantized dtype."""
     layers = []
     for node in optimized:
-        if node.name not in captured.ranges:
+        if node.name not in optimized.ranges:
             continue
         seen = captured.calibrated.get(node.name)
         layers.append(
             CalibratedLayer(
                 node.name, node.source or "", node.op, node.attributes.get("quantized") or "fp16",
-                node.attributes.get("store") or "fp16", captured.ranges[node.name],
-                *((seen.largest, seen.saturated, seen.snr_db) if seen else (None, None, None)),
+                node.attributes.get("store") or "fp16", optimized.ranges[node.name],
+                *((seen.largest, seen.saturated, seen.snr_db, seen.cost) if seen else (None,) * 4),
             )
         )  # fmt: skip
     return CalibrationReport(dtype, tuple(layers))

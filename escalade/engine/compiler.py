@@ -11,18 +11,18 @@ import torch
 
 from escalade.device.precompilation import warm_up_compilers
 from escalade.device.strides import empty, layout_of
+from escalade.engine.calibration import Calibration, require_carried_ranges
 from escalade.engine.capture.example_inputs import ExampleInputs, has_batch_dimension, require_module
 from escalade.engine.capture.export import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
-from escalade.engine.graph.graph import KEPT, Batch, Graph
+from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.networks import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
-from escalade.engine.passes.calibrate import METHODS, histograms, transfer_ranges
-from escalade.engine.passes.quantize import is_kept
+from escalade.engine.passes.calibrate import transfer_ranges
 from escalade.engine.programs import ModelFile, module_of, of_program, read_model
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.engine.weight_update import SourceModel
@@ -42,9 +42,12 @@ def compile(
     dtype: str | torch.dtype = "fp32",
     device: torch.device | str | None = None,
     normalize: Normalization | None = None,
-    calibration: Iterable[Any] | None = None,
+    calibration: Iterable[Any] | str | os.PathLike[str] | None = None,
     calibration_method: str = "max",
     keep: Mapping[str, Iterable[str]] | None = None,
+    accuracy: float | None = None,
+    bias_correction: bool = False,
+    progress: bool = False,
     plans: int = DEFAULT_PLANS,
     measured: bool = False,
     buffers: int = 1,
@@ -67,15 +70,21 @@ def compile(
             not tensors (numbers, strings, True, None) become constants.
         example_keywords: Keyword arguments like those of later calls.
         dtype: fp32 (full fp32 accuracy), tf32, fp16, bf16, int8 or fp8, or PyTorch's names such as torch.float16. int8
-            and fp8 need `calibration`; fp8 is slower than fp16 today.
+            and fp8 need `calibration`, unless the model quantizes its values itself.
         device: Where the engine runs; default is the model's device. "cpu" runs PyTorch's operators, "twin" runs the
             kernels themselves on the CPU.
         normalize: (mean, std). Inputs are then images with values 0 to 255, in uint8 or floating point, and the engine
             computes (x / 255 - mean) / std first.
-        calibration: Batches to measure value ranges on, for int8 and fp8.
+        calibration: Batches to measure value ranges on, for int8 and fp8; or a file that `engine.save_ranges` wrote.
         calibration_method: How a range follows from what was measured: "max" (the largest magnitude), "percentile" (of
-            99.99% of the elements) or "mse" (the least mean squared error). See `engine.calibration_report()`.
+            99.99% of the elements), "mse" (the least mean squared error) or "entropy" (the least Kullback-Leibler
+            divergence). See `engine.calibration_report()`.
         keep: Layers that are not quantized, such as {"fp16": ["conv1", "layer4"]}; a name includes the layers inside.
+        accuracy: Least agreement with fp32 on the calibration batches, such as 0.99; the layers that cost the most
+            accuracy then stay in 16 bits, too. For a classifier it is the share of equal classes, for other results
+            one less their relative error.
+        bias_correction: Subtract from biases the mean error that rounding the weights causes in calibration.
+        progress: Show a progress bar for calibration on stderr.
         plans: Number of input sizes that stay planned at a time.
         measured: Time each step of a new plan against PyTorch's operators, use the faster, and remember it for the
             card. Needs a GPU and takes seconds.
@@ -120,14 +129,8 @@ def compile(
         raise UnsupportedError(
             "the model is an engine or contains one; compile the PyTorch model that the engine was built from"
         )
-    if calibration is not None and dtype not in QUANTIZED:
-        raise UnsupportedError(f"calibration is for dtype int8 or fp8; {dtype} needs none")
-    if calibration is None and dtype in QUANTIZED:
-        raise UnsupportedError(
-            f"dtype {dtype} needs calibration=batches, a few batches of representative inputs to measure the ranges of "
-            "the network's values on"
-        )
-    _check_calibration(dtype, calibration_method, keep)
+    options = Calibration(calibration, calibration_method, keep or {}, accuracy, bias_correction, progress)
+    options.check(dtype)
     inputs = _as_arguments(example_inputs)
     example = ExampleInputs.of(inputs, example_keywords)
     tensors = example.tensors
@@ -139,7 +142,9 @@ def compile(
     graphs = _GraphProvider(captured, dtype, normalize, _tensor_device(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
-        graphs.calibrate(graph, calibration, calibration_method, keep or {})
+        graphs.calibrate(graph, options)
+    elif dtype in QUANTIZED:
+        require_carried_ranges(graph, dtype)
     engine = Engine(
         graph,
         dtype,
@@ -169,20 +174,6 @@ def _with_example(
     if inputs is None:
         return file.model, file.require_arguments(), file.keywords
     return file.model, inputs, keywords
-
-
-def _check_calibration(dtype: str, method: str, keep: Mapping[str, Iterable[str]] | None) -> None:
-    if method not in METHODS:
-        raise UnsupportedError(f"calibration_method={method!r}: pass one of {', '.join(map(repr, METHODS))}")
-    if keep is None:
-        return
-    if dtype not in QUANTIZED:
-        raise UnsupportedError(f"keep is for dtype int8 or fp8; {dtype} quantizes nothing")
-    is_named = isinstance(keep, Mapping) and {*keep} <= {"fp16"}
-    if not is_named or any(isinstance(layers, str) for layers in keep.values()):
-        raise UnsupportedError(
-            f'keep={keep!r}: pass the names of layers that stay in 16 bits, as {{"fp16": ["conv1", "layer4"]}}'
-        )
 
 
 def _example_inputs_for(
@@ -262,7 +253,7 @@ class _GraphProvider:
     def graph_for(self, shapes: Shapes) -> Graph:
         graph = self.prepared(self._captured.graph_for(shapes))
         if self._fused is not None:
-            graph.ranges = transfer_ranges(self._fused, self._fuse(graph))
+            graph.ranges, graph.means = transfer_ranges(self._fused, self._fuse(graph))
         return graph
 
     def prepared(self, graph: Graph) -> Graph:
@@ -270,24 +261,11 @@ class _GraphProvider:
             insert_normalization(graph, self._normalize)
         return graph
 
-    def calibrate(
-        self, graph: Graph, batches: Iterable[Any], method: str, keep: Mapping[str, Iterable[str]]
-    ) -> None:
+    def calibrate(self, graph: Graph, options: Calibration) -> None:
         """Measure the ranges of values in the first graph; graphs for other sizes reuse them."""
         fused = self._fuse(graph)
-        layers = [layer for layers in keep.values() for layer in layers]
-        for layer in layers:
-            if not any(is_kept(node, [layer]) for node in fused):
-                raise UnsupportedError(
-                    f"keep names {layer!r}, which is no layer of the model that the engine computes"
-                )
-        found = histograms(fused, batches, self._tensor_device)
-        ranges = {name: METHODS[method](each, self._dtype) for name, each in found.items()}
-        graph.calibrated = {
-            name: found[name].calibrated(range, self._dtype) for name, range in ranges.items()
-        }
-        graph.ranges = ranges | {KEPT + layer: 0.0 for layer in layers}
-        self._fused = replace(fused, ranges=graph.ranges)
+        options.apply(graph, fused, self._dtype, self._tensor_device)
+        self._fused = replace(fused, ranges=graph.ranges, means=graph.means)
 
     def _fuse(self, graph: Graph) -> Graph:
         with own_arithmetic("fp32", self._tensor_device):

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.nvrtc import add_bundled
 from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts
 from escalade.engine.cached_plan import GuardedPlan
+from escalade.engine.calibration import write_ranges
 from escalade.engine.calibration_report import CalibrationReport, report
 from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
@@ -339,6 +340,12 @@ class Engine(torch.nn.Module):
         if self.dtype not in QUANTIZED:
             raise UnsupportedError(f"the engine's dtype is {self.dtype}; only int8 and fp8 are calibrated")
         return report(self._captured, self._plans.networks.first.optimized("nchw"), self.dtype)
+
+    def save_ranges(self, path: Any) -> None:
+        """Write the ranges of an int8 or fp8 engine as JSON, for `compile(..., calibration=path)`."""
+        if self.dtype not in QUANTIZED:
+            raise UnsupportedError(f"the engine's dtype is {self.dtype}; only int8 and fp8 have ranges")
+        write_ranges(path, self._captured, self._plans.networks.first.optimized("nchw"), self.dtype)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -30,16 +30,19 @@ from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference
 from escalade.engine.graph.trees import TreeError, structure_from_json, structure_to_json
+from escalade.engine.nodes.signature import is_real
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
-VERSION = 5
-READ = ("2", "3", "4", "5")
+VERSION = 6
+READ = ("2", "3", "4", "5", "6")
 """Format versions that can be read. Version 2 has no plans and machine code."""
 _WITHOUT_PARAMETERS = ("2", "3")
 """Versions whose files do not store the names of the model's arguments."""
 _WITHOUT_WEIGHTS = ("2", "3", "4")
 """Versions whose files do not store the names of the model's weights."""
+_WITHOUT_MEANS = ("2", "3", "4", "5")
+"""Versions whose files do not store the means of channels."""
 _METADATA = ("format", "version", "dtype", "graph", "sha256")
 _ARTIFACTS_KEY = "carried"
 """Metadata key of plans and machine code, absent if there are none."""
@@ -157,7 +160,8 @@ def _network(
     }
     names_arguments = metadata["version"] not in _WITHOUT_PARAMETERS
     names_weights = metadata["version"] not in _WITHOUT_WEIGHTS
-    graph = _graph_from_json(_parsed(metadata["graph"], names_arguments, names_weights), constants)
+    has_means = metadata["version"] not in _WITHOUT_MEANS
+    graph = _graph_from_json(_parsed(metadata["graph"], names_arguments, names_weights, has_means), constants)
     if not names_arguments:
         graph.parameters = _parameters_from_inputs(graph)
     check_graph(graph)
@@ -273,6 +277,7 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         "output_types": list(graph.output_types),
         "batches": list(graph.batches),
         "ranges": dict(graph.ranges),
+        "means": {name: list(means) for name, means in graph.means.items()},
         "notes": graph.notes,
         "weights": {
             "names": {name: key for name, key in graph.weight_names.items() if name in graph.constants},
@@ -290,7 +295,7 @@ def _parameters_from_inputs(graph: Graph) -> tuple[str, ...]:
     return tuple(entry.name for entry in graph.inputs[: len(positional)]) if is_plain else ()
 
 
-def _parsed(text: str, names_arguments: bool, names_weights: bool) -> dict[str, Any]:
+def _parsed(text: str, names_arguments: bool, names_weights: bool, has_means: bool) -> dict[str, Any]:
     try:
         data = parsing.parse_unique(text)
     except ValueError as error:
@@ -301,6 +306,7 @@ def _parsed(text: str, names_arguments: bool, names_weights: bool) -> dict[str, 
             "inputs": list, "nodes": list, "constants": dict, "outputs": list, "structure": object, "arguments": object,
             "output_types": list, "batches": list, "ranges": dict, "notes": list,
             **({"parameters": list} if names_arguments else {}), **({"weights": dict} if names_weights else {}),
+            **({"means": dict} if has_means else {}),
         },
     )  # fmt: skip
 
@@ -363,10 +369,18 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         output_types=tuple(_texts(data["output_types"], "the dtype of an output")),
         batches=(data["batches"][0], data["batches"][1]),
         ranges=data["ranges"],
+        means=_means_from_json(data.get("means", {})),
         notes=_texts(data["notes"], "a note"),
         is_trusted=False,
         **_weights_from_json(data.get("weights", {"names": {}, "derived": {}, "fixed": [], "state": None})),
     )
+
+
+def _means_from_json(data: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    _texts(data, "a value with means")
+    for name, means in data.items():
+        _require(type(means) is list and all(map(is_real, means)), f"the means of {name} are {means!r}")
+    return {name: tuple(means) for name, means in data.items()}
 
 
 def _weights_from_json(data: Any) -> dict[str, Any]:

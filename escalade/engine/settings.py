@@ -10,6 +10,7 @@ import torch
 from escalade import parsing
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.convert import FakeQuantize
 from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.constants import check_finite_weights
 from escalade.errors import UnsupportedError
@@ -86,7 +87,7 @@ class Settings:
     def check(self, graph: Graph) -> None:
         """Refuse a network that does not work with these options."""
         check_finite_weights(graph)
-        if self.dtype in QUANTIZED and not graph.ranges:
+        if self.dtype in QUANTIZED and not graph.ranges and not any(map(FakeQuantize.matches, graph)):
             raise UnsupportedError(
                 f"dtype {self.dtype} needs the ranges of the network's values: compile with calibration=batches, a few "
                 "batches of representative inputs"

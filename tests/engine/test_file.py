@@ -302,7 +302,7 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "6"}, "has file format version .6.; this Escalade reads versions 2 to 5"),
+        ({"version": "7"}, "has file format version .7.; this Escalade reads versions 2 to 6"),
         ({"carried": "{}"}, "damaged"),
         ({"version": "new"}, "has file format version .new."),
         ({"version": None}, "version"),

@@ -147,6 +147,8 @@ class CalibratedValue:
     """Share of the elements beyond the range."""
     snr_db: float
     """Ratio of the value's power to that of the quantization error, in decibels."""
+    cost: float | None = None
+    """Relative error of the network's results if only this layer is quantized; None if it was not measured."""
 
 
 @dataclass
@@ -174,6 +176,8 @@ class Graph:
     model that stay in 16 bits."""
     calibrated: Mapping[str, CalibratedValue] = field(default_factory=dict)
     """What calibration found about the values with a range; not saved."""
+    means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Mean of each channel of the values that layers read, by which biases are corrected; empty: they are not."""
     typed: bool = False
     """True if floating types are exact: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"

@@ -14,7 +14,7 @@ from escalade.engine.nodes.attention import Attention
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm, BatchNormBackward, BatchNormTraining
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, ConvTranspose2d
-from escalade.engine.nodes.convert import Convert, Normalize, Quantize
+from escalade.engine.nodes.convert import Convert, FakeQuantize, Normalize, Quantize
 from escalade.engine.nodes.elementwise import Add, Gelu, Relu
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.losses import CrossEntropy, PointwiseLoss
@@ -82,6 +82,7 @@ OPERATORS: tuple[Operator, ...] = (
     Normalize(),
     Convert(),
     Quantize(),
+    FakeQuantize(),
     Move(lambda name: BY_NAME[name]),
     SideOutput(lambda name: BY_NAME[name]),
     Aten(),

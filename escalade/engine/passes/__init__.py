@@ -11,6 +11,7 @@ from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
 from escalade.engine.passes.attention import recognize_attention
+from escalade.engine.passes.carried_ranges import collect_ranges, note_ranges
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
 from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
@@ -74,7 +75,7 @@ def optimize(
     """Return the graph to plan for this dtype and this layout of input images."""
     graph = fuse(graph, dtype, fusion, images)
     if dtype in QUANTIZED:
-        quantize_convolutions(graph, graph.ranges, dtype)
+        quantize_convolutions(graph, dtype)
         graph.remove_dead_code()
     return graph
 
@@ -192,6 +193,8 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
     with home:  # for new constants
         fold_constants(graph)
         match_folded(graph)
+        if dtype in QUANTIZED:
+            note_ranges(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
             if dtype == "fp32" and images == "nchw":  # in 16 bits PyTorch converts to NHWC too
@@ -207,6 +210,8 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
                 if dtype in TENSOR_CORE_DTYPES:
                     pad_outputs(graph, dtype)
     graph.remove_dead_code()
+    if dtype in QUANTIZED:
+        graph.ranges = {**graph.ranges, **collect_ranges(graph)}
     return graph
 
 

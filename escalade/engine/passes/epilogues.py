@@ -14,6 +14,7 @@ from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle, Shuffle
 from escalade.engine.nodes.upsample2d import Upsample2d
 from escalade.engine.nodes.views import Concatenate, Permute, Reshape
+from escalade.engine.passes.carried_ranges import with_carried_range
 from escalade.ops.expressions import Expression
 
 _ATEN_MOVES = frozenset("expand broadcast_to repeat tile repeat_interleave roll flip".split())
@@ -53,7 +54,7 @@ def fuse_residuals(graph: Graph) -> None:
             continue
         layer, rest = max(layers, key=lambda pair: _weight_elements(graph, pair[0]))
         fused = with_activation(layer.with_inputs(residual=rest), activation_of(node))
-        graph.nodes[node.name] = replace(fused, name=node.name)
+        graph.nodes[node.name] = replace(with_carried_range(fused, node, "residual"), name=node.name)
         del graph.nodes[layer.name]
 
 
@@ -146,7 +147,7 @@ def fuse_operands(graph: Graph) -> None:
             whole = named.substitute({"x": activation_of(layer)})
             if takes_epilogue(layer, whole):
                 fused = with_activation(layer.with_inputs(residual=rest), whole)
-                graph.nodes[node.name] = replace(fused, name=node.name)
+                graph.nodes[node.name] = replace(with_carried_range(fused, node, "residual"), name=node.name)
                 del graph.nodes[layer.name]
                 break
 

@@ -13,6 +13,7 @@ from escalade.engine.nodes.base import activation_of, with_channels
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.views import Concatenate, Slice
+from escalade.engine.passes.carried_ranges import with_carried_range
 from escalade.engine.passes.estimates import Estimates
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
@@ -124,6 +125,7 @@ def fuse_shortcuts(graph: Graph) -> None:
             bias=_joint_bias(graph, node, shortcut),
             residual=None,
         ).with_attributes(shortcut_stride=shortcut.attributes["stride"][0])
+        fused = with_carried_range(fused, shortcut, "shortcut")
         graph.nodes[node.name] = replace(fused, source=joint_source(node, shortcut))
         del graph.nodes[shortcut.name]
 

@@ -7,6 +7,9 @@
 // unrolled, and an input row is read and converted once for all of them.
 // Limiter: memory for 3x3; for larger filters FFMA throughput, one per tap and output plus the conversions of inputs.
 //
+// With QUANTIZED, elements are bytes with scales (common/epilogue.cuh), and so is y unless `Output` is a wider type.
+// Products and sums are in fp32: exact in s8, whose sums of 1024 taps fit into 24 bits.
+//
 // Rung: `depthwise_tile`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
@@ -43,6 +46,11 @@ constexpr bool HAS_RELU = false;      // problem.relu
 
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
+#ifdef QUANTIZED
+#include "common/bytes.cuh"
+#else
+using Output = Element;
+#endif
 
 constexpr int LANES = BLOCK_CHANNELS / VECTOR;
 constexpr int STRIPS = TILE_COLUMNS / STRIP;
@@ -77,6 +85,17 @@ struct alignas(sizeof(Element) * COUNT) Words {
         return pack;
     }
 };
+
+// Elements as floats. A template, because packs of bytes have no elements to name.
+template <class T>
+__device__ __forceinline__ void convert(float (&values)[VECTOR], const Pack<T, VECTOR>& pack) {
+    if constexpr (sizeof(T) == 1) {
+        to_floats(values, pack);
+    } else {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) values[v] = to_float(pack.at[v]);
+    }
+}
 
 struct Tile {
     int image, row, column;  // of its first output
@@ -154,8 +173,7 @@ __device__ __forceinline__ void multiply_window(float (&acc)[ROWS][STRIP][VECTOR
             if (!is_seen(column)) continue;
             const Pack<Element, VECTOR> pack = inputs[column].elements();
             float values[VECTOR];
-#pragma unroll
-            for (int v = 0; v < VECTOR; ++v) values[v] = to_float(pack.at[v]);
+            convert(values, pack);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row) {
                 const int reach = i - row * STRIDE_H;
@@ -166,6 +184,57 @@ __device__ __forceinline__ void multiply_window(float (&acc)[ROWS][STRIP][VECTOR
     }
 }
 
+#ifdef QUANTIZED
+// Scales and biases of VECTOR channels. Without an expression, the reciprocal of the result's scale is part of them. ReLU
+// and saturation are then one instruction in s8: results are computed in 128ths, saturated at 0 and 1.
+struct Finish {
+    static constexpr bool IN_PARTS = HAS_RELU && is_integer<Output>();
+    float scale[VECTOR], bias[VECTOR] = {}, residual_scale, result_scale;
+
+    __device__ __forceinline__ Finish(const float* all_scales, const float* all_biases, const float* scales, int channel)
+        : residual_scale(HAS_RESIDUAL ? scales[0] : 1.f), result_scale(scales[1]) {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+            scale[v] = all_scales[channel + v];
+            if (HAS_BIAS) bias[v] = all_biases[channel + v];
+        }
+#ifndef EXPRESSION
+        const float factor = result_scale * (IN_PARTS ? 1.f / 128.f : 1.f);
+        residual_scale *= factor;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) scale[v] *= factor, bias[v] *= factor;
+#endif
+    }
+
+    template <class Stored>
+    __device__ __forceinline__ void store(Stored* y, const Element* residual, const float (&acc)[VECTOR]) const {
+        float values[VECTOR], added[VECTOR] = {};
+        if (HAS_RESIDUAL) convert(added, *reinterpret_cast<const Pack<Element, VECTOR>*>(residual));
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+#ifdef EXPRESSION
+            values[v] = finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[v], scale[v], bias[v], added[v],
+                                                                        residual_scale, result_scale);
+#else
+            values[v] = HAS_BIAS ? fmaf(acc[v], scale[v], bias[v]) : acc[v] * scale[v];
+            if (HAS_RESIDUAL) values[v] = fmaf(added[v], residual_scale, values[v]);
+            if (HAS_RELU) values[v] = IN_PARTS ? __saturatef(values[v]) : relu(values[v]);
+#endif
+        }
+        Pack<Stored, VECTOR> pack;
+        if constexpr (IN_PARTS) {
+#pragma unroll
+            for (int v = 0; v < VECTOR; v += 4) {
+                const float four[4] = {values[v], values[v + 1], values[v + 2], values[v + 3]};
+                pack.words[v / 4] = s8x4_of_parts(four);
+            }
+        } else {
+            from_floats(pack, values);
+        }
+        store_pack(y, pack);
+    }
+};
+#else
 // VECTOR channels of one output pixel.
 __device__ __forceinline__ void store(Element* y, const Element* residual, const float (&acc)[VECTOR]) {
     Words<VECTOR> words;
@@ -177,10 +246,17 @@ __device__ __forceinline__ void store(Element* y, const Element* residual, const
     memcpy(words.at, &outputs, words.BYTES);
     *reinterpret_cast<Words<VECTOR>*>(y) = words;
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+#ifdef QUANTIZED
+    conv2d_depthwise_tile(const __grid_constant__ TensorMap map, const Element* weight, const float* bias,
+                          const float* scale, const float* scales, const Element* residual, Output* y, int batch,
+                          int tiles, int weights_ready) {
+#else
     conv2d_depthwise_tile(const __grid_constant__ TensorMap map, const Element* weight, const Element* bias,
                           const Element* residual, Element* y, int batch, int tiles, int weights_ready) {
+#endif
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const stages =
         shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
@@ -208,10 +284,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int channel = block_channel + lane * VECTOR;
     const bool works = threadIdx.x < WORKERS && channel < CHANNELS;
     float channel_bias[VECTOR] = {};
+#ifdef QUANTIZED
+    const Finish finish(scale, bias, scales, works ? channel : 0);
+#else
     if (HAS_BIAS && works) {
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) channel_bias[v] = to_float(bias[channel + v]);
     }
+#endif
     wait_for_previous_launch();
     __syncthreads();
 
@@ -242,8 +322,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
                     if (OUTPUT_WIDTH % STRIP == 0 || column + p < OUTPUT_WIDTH)
+#ifdef QUANTIZED
+                        finish.store(y + at + a * OUTPUT_ROW + p * Y_STEP, residual + at + a * OUTPUT_ROW + p * Y_STEP,
+                                     acc[a][p]);
+#else
                         store(y + at + a * OUTPUT_ROW + p * Y_STEP, residual + at + a * OUTPUT_ROW + p * Y_STEP,
                               acc[a][p]);
+#endif
             }
         }
         const int next = index + STAGES * step;

@@ -11,8 +11,9 @@ from math import log2
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
+from escalade.device.sources import C_TYPES, Constant, Macro, Type
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import VECTOR_BYTES
+from escalade.ops.base.dtypes import MULTIPLIED, QUANTIZED, VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -29,7 +30,9 @@ STRIPS = range(1, 9)
 ROWS = (1, 2, 4)
 """Output rows per thread."""
 VECTORS = (2, 4)
-"""Channels per thread."""
+"""Channels per thread; of bytes whole words."""
+MOST_INTEGER_TAPS = 1024
+"""Taps whose sum of products of 8-bit integers is exact in fp32: 2^24 / 128^2."""
 FEW = 3
 """Number of best candidates kept for channels per CTA, strips, and images per tile."""
 USUAL_PIXEL_BYTES = 96
@@ -191,12 +194,13 @@ class _Tiling(Tiles):
         """Instructions per thread and tile."""
         p, c = self.problem, self.config
         inputs, weights = self.reads
-        converted = inputs * c.vector if p.element_bytes < 4 else 0
+        # Bytes take a permutation, at half rate, and an addition each.
+        converted = inputs * c.vector * {1: 3, 2: 1, 4: 0}[p.element_bytes]
         outputs = c.rows * c.strip
         ends = (
             (ACTIVATION if p.activation else 1)
             + (2 if p.residual else 0)
-            + (0.5 if p.element_bytes < 4 else 0)
+            + {1: 4, 2: 0.5, 4: 0}[p.element_bytes]  # rounded and packed
         )
         taken = (
             inputs + weights + converted + outputs * c.vector * (p.taps + ends) + 3 * outputs
@@ -304,7 +308,7 @@ def _strips(p: Conv2dProblem) -> list[int]:
 
 def _candidates(p: Conv2dProblem, card: Card) -> Iterator[_Tiling]:
     few_channels = _channels(p)
-    for vector in VECTORS:
+    for vector in VECTORS[1:] if p.is_quantized else VECTORS:
         for strip in _strips(p):
             for rows in ROWS:
                 if rows > p.output_height or (rows > 1 and rows * strip * vector * p.taps > MOST_CODE):
@@ -354,6 +358,8 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
         p, unit = problem, VECTOR_BYTES // problem.element_bytes
         if p.groups != p.channels or p.filters != p.channels:
             return f"{self.name} takes one filter per channel; depthwise takes several"
+        if p.is_quantized and p.taps > MOST_INTEGER_TAPS:
+            return f"{self.name} adds up to {MOST_INTEGER_TAPS} products of bytes exactly, not {p.taps}"
         if p.taps == 1:
             return f"{self.name} needs filters of more than one tap"
         if p.channels % unit:
@@ -383,17 +389,32 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
             strides=(pixel, p.width * pixel, p.height * p.width * pixel),
         )  # fmt: skip
         _, weight, bias, residual, y = arguments.tensors()
+        scales: tuple[Buffer, ...] = ()
+        quantized: dict[str, Constant] = {}
+        if p.is_quantized:
+            scales = (Buffer("scale"), Buffer("scales"))
+            quantized = {"QUANTIZED": Macro(""), "Output": Type(C_TYPES[p.stored])}
         call = KernelCall(
             Program.of(
                 "conv2d/depthwise_tile.cu",
-                constants=activation.constants_of(p),
+                constants=activation.constants_of(p) | quantized,
                 problem=p,
                 tiling=tiling,
                 config=config,
             ),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (tiling.threads, 1, 1),
-            (x_map, weight, bias, residual, y, p.batch, tiling.tiles, WeightsReady(("weight", "bias"))),
+            (
+                x_map,
+                weight,
+                bias,
+                *scales,
+                residual,
+                y,
+                p.batch,
+                tiling.tiles,
+                WeightsReady(("weight", "bias", *(buffer.name for buffer in scales))),
+            ),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
         )
@@ -410,5 +431,6 @@ RUNGS: tuple[Rung[Conv2dProblem], ...] = (
         # `depthwise` takes 20.6 us: 56 KB of code that run twice, and two CTAs of 7 warps on some SMs. Here the 25 taps
         # of an output take about 43 instructions: 6 us, plus 2.5 to start.
         predicted_gain=2.2,
+        dtypes=(*MULTIPLIED, *QUANTIZED),
     ),
 )
