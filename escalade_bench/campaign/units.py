@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,13 @@ from escalade_bench.trial import Say, Settings
 Found = TypeVar("Found")
 SECONDS_EACH = 0.05
 """Seconds that each rung and peer is timed."""
+TIMED = ("--seconds", str(SECONDS_EACH))
+"""The options of timing, which are at the end of a unit's command."""
+
+
+def command(*words: object) -> str:
+    """Return the command that repeats a unit."""
+    return shlex.join(map(str, ("escalade", *words)))
 
 
 @dataclass

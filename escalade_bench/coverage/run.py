@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -21,7 +19,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.errors import EscaladeError
 from escalade.models import settle
 from escalade.tune.refusal import failure_reason, require_device
-from escalade_bench.campaign.units import SECONDS_EACH, Session, Unit
+from escalade_bench.campaign.units import TIMED, Session, Unit, command
 from escalade_bench.coverage.catalogue import TORCHVISION, Entry, entries
 from escalade_bench.ladder import free
 from escalade_bench.measure.ceilings import Ceilings
@@ -233,39 +231,29 @@ def units() -> Iterator[Unit]:
 
 
 def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Unit:
-    asked = (f"{module}:{entry.name}", "-t", dtype, "-b", ",".join(map(str, batches)))
-    how = ("--peers", ",".join(PEERS), "--seconds", str(SECONDS_EACH))
+    def coverage(session: Session, batches: tuple[int, ...] = batches) -> Coverage:
+        peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
+        return Coverage(
+            COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
+            ceilings=session.ceilings, timed=session.device.type == "cuda",
+        )  # fmt: skip
+
+    def made(session: Session, record: Record) -> Made:
+        own = coverage(session, (record.batch,))
+        key = ("engine", module, entry.name, dtype)
+        engine = session.once(key, lambda: own.setting(entry, dtype).engine(dtype))
+        return Made.of_plan(engine.plan(own.input(entry, record.batch, dtype)))
+
+    how = ("-t", dtype, "-b", ",".join(map(str, batches)), "--peers", ",".join(PEERS), *TIMED)
     return Unit(
         f"coverage/{module}/{entry.name}/{dtype}",
         f"{entry.name} of {module} beside PyTorch",
-        shlex.join(("escalade", "bench", "coverage", *asked, *how)),
+        command("bench", "coverage", f"{module}:{entry.name}", *how),
         _SECONDS[module],
-        partial(_measure, module, entry, dtype, batches),
-        partial(_made, module, entry, dtype),
+        lambda session, say: coverage(session).measure(entry, say),
+        made,
         (*PEERS, *map(str, batches)),
     )
-
-
-def _coverage(module: str, dtype: str, batches: tuple[int, ...], session: Session) -> Coverage:
-    peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
-    return Coverage(
-        COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
-        ceilings=session.ceilings, timed=session.device.type == "cuda",
-    )  # fmt: skip
-
-
-def _measure(
-    module: str, entry: Entry, dtype: str, batches: tuple[int, ...], session: Session, say: Say
-) -> Iterator[list[Record]]:
-    yield from _coverage(module, dtype, batches, session).measure(entry, say)
-
-
-def _made(module: str, entry: Entry, dtype: str, session: Session, record: Record) -> Made:
-    coverage = _coverage(module, dtype, (record.batch,), session)
-    engine = session.once(
-        ("engine", module, entry.name, dtype), lambda: coverage.setting(entry, dtype).engine(dtype)
-    )
-    return Made.of_plan(engine.plan(coverage.input(entry, record.batch, dtype)))
 
 
 def missing() -> str:
