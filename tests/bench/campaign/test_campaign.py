@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from escalade.errors import UnsupportedError
 from escalade_bench import evaluation
 from escalade_bench.campaign import ladders, registry, runner, staleness
 from escalade_bench.campaign.runner import Clock, ordered
-from escalade_bench.campaign.staleness import State, states
+from escalade_bench.campaign.staleness import Check, State
 from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.coverage.catalogue import TORCHVISION
 from escalade_bench.measure import currency
@@ -63,7 +64,7 @@ class Campaign:
 
     def states(self, here: Provenance | None = None, again: bool = False) -> list[State]:
         known = store.load_folder(self.folder).get("h200", [])
-        return states(self.units, known, Session(CPU), ARCHITECTURE, here, again)
+        return Check(Session(CPU), ARCHITECTURE, here, again).states(self.units, known)
 
     def reasons(self, here: Provenance | None = None) -> list[str]:
         return [state.why for state in self.states(here)]
@@ -200,8 +201,13 @@ def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process here: the crew is made up, and so is the card."""
-    units = {one.name: one for one in map(unit, ("first", "second", "third"))}
     given: list[object] = []
+
+    def measure(name: str, session: Session, say: Say) -> Iterator[list[Record]]:
+        given.append(session.reused)
+        yield from unit(name).measure(session, say)
+
+    units = {name: unit(name, measure=partial(measure, name)) for name in ("first", "second", "third")}
 
     class Crew:
         def __init__(self, work: Any, arguments: Any, receive: Any, ended: Any, longest_turn: Any) -> None:
@@ -215,7 +221,7 @@ def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
                 for lost in (False, True):
                     task = next_task()
                     assert self.longest_turn(task) == 63.0
-                    yield task
+                    yield replace(task, reused=frozenset({task.name}))
                     self.ended(task, lost)
 
             desk = SimpleNamespace(tasks=tasks, send=self.receive, spent=None)
@@ -235,7 +241,7 @@ def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
     finally:
         torch.set_num_threads(threads)
         os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS", None)
-    assert left == ["third"] and given == [device]
+    assert left == ["third"] and given == [device, {"first"}, {"second"}]
     assert campaign.reasons() == ["", "", "begun, and not measured to its end"]
     assert any("second: its process has exited" in line for line in campaign.said)
     (ours, *_) = store.load(tmp_path / "h200/ladder.jsonl")
