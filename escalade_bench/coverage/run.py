@@ -22,7 +22,6 @@ from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign.units import TIMED, Session, Unit, command
 from escalade_bench.coverage.catalogue import TORCHVISION, Entry, entries
 from escalade_bench.ladder import free
-from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import summary
@@ -53,20 +52,21 @@ class Coverage:
     """Settings of one run, the same for all networks."""
 
     workload: str
-    device: torch.device
+    session: Session
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
-    seconds: float
-    seed: int
     size: int | None = None
     """Side of the images; None for each network's own."""
-    ceilings: Ceilings | None = None
     timed: bool = True
     """False to only make plans, for an H200."""
     layout: str = "nhwc"
     """Layout of the images."""
     _captured: dict[str, Setting] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.session.device
 
     def each(
         self, found: Sequence[Entry], budget: float | None, say: Say
@@ -116,9 +116,10 @@ class Coverage:
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
         """Make a network and capture it, once for all dtypes of a workload."""
-        chosen, how = workload or self._workload(entry), (self.device, self.seconds, self.seed)
+        chosen, own = workload or self._workload(entry), self.session
         if chosen.name not in self._captured:
-            made = Setting.of(chosen, *how, self._size(entry), ceilings=self.ceilings)
+            how = own.device, own.seconds, own.seed, self._size(entry)
+            made = Setting.of(chosen, *how, ceilings=own.ceilings)
             self._captured.clear()
             self._captured[chosen.name] = made
         known = self._captured[chosen.name]
@@ -233,10 +234,8 @@ def units() -> Iterator[Unit]:
 def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Unit:
     def coverage(session: Session, batches: tuple[int, ...] = batches) -> Coverage:
         peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
-        return Coverage(
-            COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
-            ceilings=session.ceilings, timed=session.device.type == "cuda",
-        )  # fmt: skip
+        timed = session.device.type == "cuda"
+        return Coverage(COVERAGE + module, session, batches, (dtype,), peers, timed=timed)
 
     def made(session: Session, record: Record) -> Made:
         own = coverage(session, (record.batch,))

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade_bench.ladder import free
@@ -107,22 +106,16 @@ def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[f
 
 
 def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    wanted = setting.workload.stream
-    assert wanted is not None
-    example = setting.inputs(1, 0)
-
     def known(images: torch.Tensor, dtype: str) -> Standard:
         x = normalised(images.to(setting.device), wanted.normalize)
         expected = reference(setting.model, x, setting.workload.chunk)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 
     for dtype in setting.dtypes_with_peers:
-        engine = compile(
-            setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
-        )
+        engine, wanted, item = setting.stream_engine(dtype)
         for batch in wanted.batches:
             yield measure_stream(
-                setting.name, engine, batch, tuple(example.shape[1:]), setting.seconds, setting.seed, say,
-                partial(known, dtype=dtype), wanted.total,
+                setting.name, engine, batch, item, setting.seconds, setting.seed, say, partial(known, dtype=dtype),
+                wanted.total,
             )  # fmt: skip
             free(setting.device)

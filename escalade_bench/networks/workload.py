@@ -23,8 +23,8 @@ from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import LEAST_ROWS, Standard, joined, own_errors
 from escalade_bench.peers.network import Budget, Maker
 from escalade_bench.peers.registry import SLOW
+from escalade_bench.trial import Say
 
-Say = Callable[[str], None]
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
 """Number of inputs that ranges for 8 bits are measured on, and their seed: they are neither judged nor timed."""
 
@@ -169,6 +169,14 @@ class Setting:
                 made = Engine(self.graph, dtype, self.device, plans=1)
             self._engines[dtype] = made
         return self._engines[dtype]
+
+    def stream_engine(self, dtype: str) -> tuple[Engine, Stream, tuple[int, ...]]:
+        """Return an engine that normalizes bytes itself, its stream, and the shape of one item."""
+        stream = self.workload.stream
+        assert stream is not None
+        x = self.inputs(1, 0)
+        engine = compile(self.model, x, dtype=dtype, device=self.device, normalize=stream.normalize, plans=1)
+        return engine, stream, tuple(x.shape[1:])
 
     def inputs(self, count: int, number: int) -> torch.Tensor:
         """Return inputs on the device; each number gives different ones."""
