@@ -21,8 +21,6 @@ from escalade.tune.samples import Sample
 BOUND = 2.0
 """Longest allowed time of a choice, relative to the best."""
 _WORST = 10
-_NAMES = ("rung", "dtype", "problem", "chosen", "best")
-"""Headings of columns that are not figures."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +117,23 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
 
 def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console: Console) -> bool:
     """Print the tables; returns False if a choice exceeds the bound or failed, or if there is none to compare."""
-
-    def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        shown = Table(title=title, title_justify="left")
-        for heading in headings:
-            shown.add_column(heading, justify="left" if heading in _NAMES else "right", overflow="fold")
-        for row in rows:
-            shown.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(shown)
-
-    rungs = ((one.rung, one.dtype, one.count, one.mean, one.low, one.high) for one in calibrated)
-    choices = (
-        (v.key, v.chosen, v.reason if v.chosen_us is None else v.chosen_us, v.best, v.best_us, v.ratio)
-        for v in verdicts[:_WORST]
-    )
-    headings = ("rung", "dtype", "configs", "geometric mean", "10 %", "90 %")
-    table("rungs: measured over estimated", headings, rungs)
-    table(f"choices: the worst {_WORST}", ("problem", "chosen", "µs", "best", "µs", "ratio"), choices)
+    table = Table(title="rungs: measured over estimated", title_justify="left")
+    for heading in ("rung", "dtype", "configs", "geometric mean", "10 %", "90 %"):
+        table.add_column(heading, justify="left" if heading in ("rung", "dtype") else "right")
+    for one in calibrated:
+        table.add_row(
+            one.rung, one.dtype, str(one.count), f"{one.mean:.2f}", f"{one.low:.2f}", f"{one.high:.2f}"
+        )
+    console.print(table)
+    table = Table(title=f"choices: the worst {_WORST}", title_justify="left")
+    for heading in ("problem", "chosen", "µs", "best", "µs", "ratio"):
+        table.add_column(heading, justify="right" if heading in ("µs", "ratio") else "left", overflow="fold")
+    for verdict in verdicts[:_WORST]:
+        taken = verdict.reason if verdict.chosen_us is None else f"{verdict.chosen_us:.2f}"
+        table.add_row(
+            verdict.key, verdict.chosen, taken, verdict.best, f"{verdict.best_us:.2f}", f"{verdict.ratio:.2f}"
+        )
+    console.print(table)
     ratios = [verdict.ratio for verdict in verdicts if verdict.chosen_us is not None]
     beyond = sum(ratio > BOUND for ratio in ratios)
     new = sum(verdict.is_new for verdict in verdicts)
