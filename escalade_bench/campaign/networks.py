@@ -17,8 +17,8 @@ from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import planned
 from escalade_bench.networks.steps import step_records, timed_plan
-from escalade_bench.networks.workload import Workload
-from escalade_bench.networks.workloads import TRAINED, WORKLOADS
+from escalade_bench.networks.workload import Setting, Workload
+from escalade_bench.networks.workloads import TRAINED, WORKLOADS, workload
 from escalade_bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
 from escalade_bench.peers.torch_network import compiler_threads
 
@@ -72,7 +72,7 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
 
     def made(session: Session, record: Record) -> Made:
         def plans() -> Made:
-            setting = session.setting(name)
+            setting = setting_of(session, name)
             how = setting.workload.parts[part].made or planned.of_batches
             batches = (batch,) if batch else (_ACCURACY_BATCH,) if part == "accuracy" else setting.batches
             return how(setting, batches, dtype)
@@ -91,10 +91,15 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
     )
 
 
+def setting_of(session: Session, name: str) -> Setting:
+    """Return a network, captured, with all its peers; a unit replaces batches, dtypes and peers by its own."""
+    return session.once(("setting", name), lambda: Setting.of(workload(name), session))
+
+
 def _measure(
     name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    setting = session.setting(name)
+    setting = setting_of(session, name)
     beside = {peer: setting.peers[peer] for peer in peers if peer not in session.reused}
     batches = (batch,) if batch else setting.batches
     asked = replace(setting, batches=batches, dtypes=(dtype,), peers=beside, slow_batches=())

@@ -116,10 +116,9 @@ class Coverage:
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
         """Make a network and capture it, once for all dtypes of a workload."""
-        chosen, own = workload or self._workload(entry), self.session
+        chosen = workload or self._workload(entry)
         if chosen.name not in self._captured:
-            how = own.device, own.seconds, own.seed, self._size(entry)
-            made = Setting.of(chosen, *how, ceilings=own.ceilings)
+            made = Setting.of(chosen, self.session, self._size(entry))
             self._captured.clear()
             self._captured[chosen.name] = made
         known = self._captured[chosen.name]

@@ -27,7 +27,8 @@ def of_batches(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
 def of_engine(setting: Setting, engine: Engine, batches: Iterable[int]) -> Made:
     """Return an engine's plans for batches of a network's inputs."""
     return Made.together(
-        Made.of_plan(engine.plan_for(setting.card, _input(setting, batch, engine.dtype))) for batch in batches
+        Made.of_plan(engine.plan_for(setting.session.card, _input(setting, batch, engine.dtype)))
+        for batch in batches
     )
 
 
@@ -41,7 +42,7 @@ def of_stream(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
     """Return the plans of batches of bytes, which the network normalizes itself."""
     engine, stream, item = setting.stream_engine(dtype)
     images = (torch.empty(n, *item, dtype=torch.uint8, device=setting.device) for n in stream.batches)
-    return Made.together(Made.of_plan(engine.plan_for(setting.card, each)) for each in images)
+    return Made.together(Made.of_plan(engine.plan_for(setting.session.card, each)) for each in images)
 
 
 def _input(setting: Setting, batch: int, dtype: str) -> torch.Tensor:

@@ -17,6 +17,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure import records as store
 from escalade_bench.networks import fashion_mnist, lenet, op_times
 from escalade_bench.networks.judging import Standard, standard
@@ -104,7 +105,7 @@ def test_the_whole_command_on_the_cpu(tmp_path: pathlib.Path) -> None:
 
 def test_op_times_ask_for_every_rung_and_for_tf32_where_there_is_no_fp32() -> None:
     few_channels = operation(op_times.OPERATION)
-    setting = Setting.of(LENET, torch.device("cuda"), 0.3, 0, peers={})
+    setting = Setting.of(LENET, Session(torch.device("cuda"), 0.3), peers={})
     problems = op_times._problems(few_channels, setting)
     assert [p.name for p in problems] == [p.name for p in few_channels.problems]
     asked = op_times._asked(few_channels, problems[1], setting)
