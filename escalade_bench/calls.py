@@ -6,7 +6,6 @@ than a stream's queue; synchronization is not timed. With gradients, one backwar
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.switches import precision
 from escalade.tune.refusal import failure_reason
 from escalade.tune.verification import compare
-from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade_bench.campaign.units import TIMED, Say, Session, Unit, command
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import time_by_clock
@@ -206,19 +205,20 @@ def learnt(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [one for one in given if one.requires_grad]
 
 
-def measure(
-    call: Call, dtype: str, device: torch.device, seconds: float, seed: int = 0
-) -> Iterator[list[Record]]:
+def measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
     """Yield records of both systems in every layout that the call has in the dtype."""
+    device = session.device
     for layout in call.layouts[dtype]:
+        say(f"{call.name} {dtype} {layout}: verifying and timing")
         with precision(dtype, algorithms=0):
-            new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
+            new = New(dtype, layout, device, torch.Generator(device).manual_seed(session.seed))
             sets = [call.tensors(new) for _ in range(COPIES)]
             with _surroundings(call, dtype, device), torch.no_grad():
                 like = call.theirs(*(one.clone() for one in sets[0]))
             expected, asked = _exact(call, sets[0], new.generator)
             gradient = torch.empty_like(like).copy_(asked)
-            records = _measured(_Case(call, dtype, layout, device, sets, expected, gradient), seconds)
+            case = _Case(call, dtype, layout, device, sets, expected, gradient)
+            records = _measured(case, session.seconds)
         yield records
 
 
@@ -281,19 +281,12 @@ def units() -> Iterator[Unit]:
     """A unit for each call and dtype, in all its layouts."""
     for call in CALLS.values():
         for dtype, layouts in call.layouts.items():
-            asked = (call.name, "-t", dtype, "--seconds", str(SECONDS_EACH))
             yield Unit(
                 f"calls/{call.name}/{dtype}",
                 f"the host's time for {call.name} beside PyTorch's",
-                shlex.join(("escalade", "bench", "calls", *asked)),
+                command("bench", "calls", call.name, "-t", dtype, *TIMED),
                 _SECONDS,
-                partial(_measure, call, dtype),
-                None,
-                (*SYSTEMS, str(COPIES), *layouts),
+                partial(measure, call, dtype),
+                declared=(*SYSTEMS, str(COPIES), *layouts),
                 alone=True,
             )
-
-
-def _measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
-    say(f"{call.name} {dtype}: verifying and timing")
-    yield from measure(call, dtype, session.device, session.seconds, session.seed)

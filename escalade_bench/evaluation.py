@@ -11,7 +11,6 @@ import io
 import json
 import math
 import pathlib
-import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -31,7 +30,7 @@ from escalade_apps.classify.images import Source, Unreadable
 from escalade_apps.classify.labels import LabeledImage, find_labeled
 from escalade_apps.classify.prediction import batches
 from escalade_apps.classify.preparation import Normalization, compile_classifier, crop_of, normalization
-from escalade_bench.campaign.units import Say, Session, Unit
+from escalade_bench.campaign.units import Say, Session, Unit, command
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
@@ -193,11 +192,11 @@ def units() -> Iterator[Unit]:
     if missing():
         return
     options = zip(("--weights", "--data", "--classes"), map(at_hand.find, FILES), strict=True)
-    asked = (str(word) for option in options for word in option)
+    asked = (word for option in options for word in option)
     yield Unit(
         f"evaluation/{NETWORK}",
         f"right answers of {NETWORK} with real weights",
-        shlex.join(("escalade", "bench", "evaluate", NETWORK, *asked)),
+        command("bench", "evaluate", NETWORK, *asked),
         _SECONDS,
         _measure,
         _made,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from escalade.ops.stem import STEM
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune import search, verification
 from escalade.tune.sweep import UNTUNED
-from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade_bench.campaign.units import TIMED, Say, Session, Unit, command
 from escalade_bench.ladder import free, measure_jobs
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.figures import with_gains
@@ -297,25 +296,21 @@ def units() -> Iterator[Unit]:
 def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
     dtype = layer.problem.dtype
     peers = tuple(peer for peer in LAYERS if peer not in SLOW)
-    asked = (name, *(("-b", str(batch)) if batch else ()), "-t", dtype, "-d", direction)
-    how = ("--peers", ",".join(peers), "--seconds", str(SECONDS_EACH))
+
+    def measured(session: Session, say: Say) -> Iterator[list[Record]]:
+        yield measure(layer, peers, session.settings(say), WORKLOADS[direction])
+
+    def made(session: Session, record: Record) -> Made:
+        chosen = chosen_for(layer, session.device, tune=False)
+        return Made.of_rung(chosen.rung, chosen.problem, chosen.config)
+
+    asked = (name, *(("-b", batch) if batch else ()), "-t", dtype, "-d", direction)
     return Unit(
         f"layers/{direction}/{layer.operation}/{layer.problem.name}/{dtype}",
         f"a layer of {name} beside its peers",
-        shlex.join(("escalade", "bench", "layers", *asked, *how)),
+        command("bench", "layers", *asked, "--peers", ",".join(peers), *TIMED),
         _SECONDS,
-        partial(_measure, layer, WORKLOADS[direction], peers),
-        partial(_made, layer),
+        measured,
+        made,
         peers,
     )
-
-
-def _measure(
-    layer: Layer, workload: str, peers: Sequence[str], session: Session, say: Say
-) -> Iterator[list[Record]]:
-    yield measure(layer, peers, session.settings(say), workload)
-
-
-def _made(layer: Layer, session: Session, record: Record) -> Made:
-    chosen = chosen_for(layer, session.device, tune=False)
-    return Made.of_rung(chosen.rung, chosen.problem, chosen.config)

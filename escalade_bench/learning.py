@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import pathlib
-import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from escalade_apps.train.parallel import processes
 from escalade_apps.train.probing import Probe, ProbeResult
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS, trainer
-from escalade_bench.campaign.units import Say, Session, Unit
+from escalade_bench.campaign.units import Say, Session, Unit, command
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import at_hand
@@ -93,11 +92,11 @@ def units() -> Iterator[Unit]:
     found = at_hand.find(DATA)
     if found is None:
         return
-    asked = ("--data", str(found), "--epochs", str(EPOCHS), "--batch", str(BATCH), "--dtype", DTYPE)
+    asked = ("--data", found, "--epochs", EPOCHS, "--batch", BATCH, "--dtype", DTYPE, "--classifier")
     yield Unit(
         f"learning/{TASK}/{DTYPE}",
         f"training of the {TASK} on CIFAR-10",
-        shlex.join(("escalade", "train", TASK, *asked, "--classifier")),
+        command("train", TASK, *asked),
         _SECONDS,
         _measure,
         _made,

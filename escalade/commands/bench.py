@@ -85,6 +85,7 @@ def command(
     """Verify a network and its peers, then time them for every batch size and dtype in one run."""
     from escalade.commands.running import ON_CPU, Run
     from escalade.commands.selection import check_names, network_device
+    from escalade_bench.campaign.units import Session
     from escalade_bench.networks.judging import MOST
     from escalade_bench.networks.workload import Setting
     from escalade_bench.networks.workloads import require_options, wanted_parts
@@ -127,9 +128,8 @@ def command(
         needed = max(batches) * chosen.inputs(1, size, seed).nbytes
         host_memory.require(needed, f"{chosen.name} for a batch of {max(batches):,}")
         setting = Setting.of(
-            chosen, where, seconds, seed, size, batches=batches, peers=beside, slow_batches=slow_batches,
-            dtypes=dtypes or (chosen.dtypes if on_gpu else ("fp32",)),
-            ceilings=run.measure_ceilings(), budget=Budget(budget),
+            chosen, Session(where, seconds, seed, run.measure_ceilings()), size, batches=batches, peers=beside,
+            slow_batches=slow_batches, dtypes=dtypes or (chosen.dtypes if on_gpu else ("fp32",)), budget=Budget(budget),
         )  # fmt: skip
         for name in measured:
             for records in chosen.parts[name].measure(setting, say):

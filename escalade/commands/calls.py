@@ -29,6 +29,7 @@ def command(
     from escalade.commands.running import Run
     from escalade.commands.selection import check_names, require_gpu
     from escalade_bench.calls import STORAGE, chosen, measure
+    from escalade_bench.campaign.units import Session
     from escalade_bench.report.pages.records import calls_table
 
     device = require_gpu("calls are timed on a GPU")
@@ -38,8 +39,7 @@ def command(
     with status(run.console) as say:
         for call in wanted.values():
             for one in (each for each in call.layouts if not dtypes or each in dtypes):
-                say(f"{call.name} {one}")
-                for records in measure(call, one, run.device, seconds, seed):
+                for records in measure(call, one, Session(device, seconds, seed), say):
                     run.keep(records)
     run.show([calls_table(run.records, "Host time per call")])
     run.end()

@@ -16,12 +16,12 @@ from escalade.commands.progress import Say
 from escalade.terminal_text import counted
 from escalade_bench import evaluation
 from escalade_bench.campaign.runner import (
+    Campaign,
     Clock,
     ceiling_records,
     duration,
     expected_seconds,
     ordered,
-    run,
 )
 from escalade_bench.campaign.staleness import WORKLOAD, State
 from escalade_bench.campaign.units import Session
@@ -86,7 +86,7 @@ def measure_units(
         store.file_away(results, records)
 
     try:
-        left = run(stale, session, architecture, origin, Clock(limit), keep, _plain(console))
+        left = Campaign(session, architecture, origin, keep, _plain(console)).run(stale, Clock(limit))
     except KeyboardInterrupt:
         console.print("stopped; what was measured is filed, and the next run goes on from there")
         raise typer.Exit(130) from None

@@ -84,6 +84,7 @@ def command(
     from escalade.commands.selection import check_names, network_device
     from escalade.ops.base.dtypes import QUANTIZED
     from escalade.tune.refusal import LostDevice
+    from escalade_bench.campaign.units import Session
     from escalade_bench.coverage.catalogue import entries
     from escalade_bench.coverage.run import Coverage, left_over
     from escalade_bench.networks.judging import MOST
@@ -109,10 +110,8 @@ def command(
     workload = COVERAGE + networks.partition(":")[0] + ("" if layout == LAYOUTS[0] else f"_{layout}")
     left = {entry.name: entry for entry in found}
     with status(run.console) as say:
-        coverage = Coverage(
-            workload, where, batches, dtypes, beside, seconds, seed, size, run.measure_ceilings(_CEILING_SECONDS),
-            timed, layout,
-        )  # fmt: skip
+        session = Session(where, seconds, seed, run.measure_ceilings(_CEILING_SECONDS))
+        coverage = Coverage(workload, session, batches, dtypes, beside, size, timed, layout)
         try:
             for entry, records in coverage.each(found, budget, say):
                 for line in tables.lines(run.keep(records)):

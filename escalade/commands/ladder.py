@@ -57,8 +57,8 @@ def command(
     from escalade.ops.base.card import Card
     from escalade.tune import verification
     from escalade_bench import ladder as climbing
+    from escalade_bench.campaign.units import Session
     from escalade_bench.report import terminal
-    from escalade_bench.trial import Settings
 
     chosen, where = ops.operation(operation), kernel_device(device)
     run = Run(where, json, results)
@@ -82,13 +82,12 @@ def command(
             planned += verification.rung_jobs(one, asked, Card.of(where), "all" if tune else "default")
     announce_jobs(planned, where, run.console)
     compile_for(planned, where, run.console)
-    settings = Settings(
-        dtypes, layouts, rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds, device=where,
-        ceilings=run.measure_ceilings(),
-    )  # fmt: skip
+    session = Session(where, seconds, seed, run.measure_ceilings())
     for each in problems:
         with status(run.console) as say:
-            settings = replace(settings, say=say)
+            settings = session.settings(
+                say, *dtypes, layouts=layouts, rungs=rungs, tune=tune, compiled=compiled
+            )
             found = climbing.climb(chosen, each, settings)
             if crossover:
                 found = [replace(record, workload=f"{chosen.name}_crossover") for record in found]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,10 +71,10 @@ def command(
     )
     from escalade.commands.running import Run, wide_console
     from escalade.commands.selection import kernel_device
+    from escalade_bench.campaign.units import Session
     from escalade_bench.layers import WORKLOADS
     from escalade_bench.peers import registry
     from escalade_bench.report.pages import layers as tables
-    from escalade_bench.trial import Settings
 
     batches, dtypes, asked_peers = numbers("--batch", listed(batch)), listed(dtype), listed(peers)
     where = kernel_device(device)
@@ -93,14 +92,14 @@ def command(
         run.measure_ceilings(CEILING_SECONDS)
     else:
         run.console.print("On the twin: results are checked, and [yellow]nothing here is a speed.[/]")
-    settings = Settings(
-        tune=tune, seed=seed, seconds_each=seconds, device=where, ceilings=run.ceilings, note=run.note
-    )
+    session = Session(where, seconds, seed, run.ceilings)
     measured: dict[tuple[str, object], list[Record]] = {}
     with counted_progress(run.console, "measuring layers", len(distinct)) as (say, advance):
         for key, layer in distinct.items():
             measured[key] = run.keep(
-                measure_layer(layer, chosen, replace(settings, say=say), WORKLOADS[direction])
+                measure_layer(
+                    layer, chosen, session.settings(say, tune=tune, note=run.note), WORKLOADS[direction]
+                )
             )
             advance()
     for part in wanted:

@@ -69,7 +69,7 @@ def command(
     from escalade.ops.base.card import H200
     from escalade_bench.campaign import registry
     from escalade_bench.campaign.runner import ordered
-    from escalade_bench.campaign.staleness import states
+    from escalade_bench.campaign.staleness import Check
     from escalade_bench.campaign.units import Session
     from escalade_bench.measure import records as store
 
@@ -87,8 +87,7 @@ def command(
     origin = store.provenance(torch.device("cuda", 0)) if here and gpu is None else None
     architecture = cuda.architecture(0) if here and gpu is None else H200.architecture
     assert architecture is not None
-    planner = Session(torch.device("cpu"))
-    found = states(chosen, known, planner, architecture, origin, again)
+    found = Check(Session(torch.device("cpu")), architecture, origin, again).states(chosen, known)
     if mark:
         mark_older(found, known, results, console)
         return

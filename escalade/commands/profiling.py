@@ -218,7 +218,7 @@ def count_on_twin(asked: Asked, console: Console) -> Profile:
 
 
 def show_profile(found: Profile, console: Console) -> None:
-    console.print(found.table())
+    console.print(terminal.profile_table(found))
     _show_words(found.parts, console)
     console.print(f"{counted(len(found.parts), 'part')}, {found.us:.1f} µs in total.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from escalade import ops
@@ -13,7 +11,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
 from escalade.tune.verification import rung_jobs
-from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade_bench.campaign.units import TIMED, Say, Session, Unit, command
 from escalade_bench.ladder import ablate, ablations, climb, free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
@@ -59,38 +57,33 @@ def _variants(operation: Operation[Any]) -> list[Rung[Any]]:
 
 
 def _unit(kind: str, operation: Operation[Any], problem: Any, dtype: str) -> Unit:
-    rungs = _variants(operation) if kind == "ablation" else list(operation.ladder)
+    variants = _variants(operation)
+    rungs = variants if kind == "ablation" else list(operation.ladder)
     option = {"ladder": (), "ablation": ("--ablate",), "crossover": ("--crossover",)}[kind]
-    asked = ("-p", problem.name, "-t", dtype, *option, "--seconds", str(SECONDS_EACH))
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        workload = operation.name if kind == "ladder" else f"{operation.name}_{kind}"
+        found = (ablate if kind == "ablation" else climb)(operation, problem, session.settings(say, dtype))
+        yield [replace(record, workload=workload) for record in found]
+
+    def made(session: Session, record: Record) -> Made | None:
+        known = {rung.name: rung for rung in (*operation.ladder, *variants)}
+        if record.rung not in known or record.layout not in operation.layouts:
+            return None
+        asked = replace(problem, dtype=dtype, layout=record.layout)
+        (job, *_) = rung_jobs(known[record.rung], asked, Card.of(session.device))
+        return Made.of_rung(job.rung, asked, job.config) if job.config else None
+
     subjects = len(rungs) * len(operation.layouts)
     return Unit(
         f"{kind}/{operation.name}/{problem.name}/{dtype}",
         f"{kind} of {operation.name}",
-        shlex.join(("escalade", "ladder", operation.name, *asked)),
+        command("ladder", operation.name, "-p", problem.name, "-t", dtype, *option, *TIMED),
         _START_SECONDS + _RUNG_SECONDS * subjects + _SLOW_SECONDS * problem.flops / 1e12,
-        partial(_measure, kind, operation, problem, dtype),
-        partial(_made, operation, problem, dtype),
+        measure,
+        made,
         tuple(rung.name for rung in rungs),
     )
-
-
-def _measure(
-    kind: str, operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
-) -> Iterator[list[Record]]:
-    workload = operation.name if kind == "ladder" else f"{operation.name}_{kind}"
-    found = (ablate if kind == "ablation" else climb)(operation, problem, session.settings(say, dtype))
-    yield [replace(record, workload=workload) for record in found]
-
-
-def _made(
-    operation: Operation[Any], problem: Any, dtype: str, session: Session, record: Record
-) -> Made | None:
-    known = {rung.name: rung for rung in (*operation.ladder, *_variants(operation))}
-    if record.rung not in known or record.layout not in operation.layouts:
-        return None
-    asked = replace(problem, dtype=dtype, layout=record.layout)
-    (job, *_) = rung_jobs(known[record.rung], asked, Card.of(session.device))
-    return Made.of_rung(job.rung, asked, job.config) if job.config else None
 
 
 def _traffic(counted: Climb) -> Unit:
@@ -108,11 +101,10 @@ def _traffic(counted: Climb) -> Unit:
         found = choices.get(record.rung)
         return Made.of_rung(found.rung, found.problem, found.config) if found else None
 
-    asked = ("-p", problem, "-t", dtype, "-r", ",".join(counted.rungs))
     return Unit(
         f"traffic/{name}/{problem}/{dtype}",
         f"bytes that rungs of {name} move, counted by Nsight Compute",
-        shlex.join(("escalade", "profile", name, *asked)),
+        command("profile", name, "-p", problem, "-t", dtype, "-r", ",".join(counted.rungs)),
         _TRAFFIC_START + _TRAFFIC_SECONDS * len(counted.rungs),
         measure,
         made,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from escalade import models
 from escalade.engine import compile
-from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.engine.engine import Engine
+from escalade_bench.campaign.units import TIMED, Say, Session, Unit, command
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import planned
 from escalade_bench.networks.steps import step_records, timed_plan
-from escalade_bench.networks.workload import Workload
-from escalade_bench.networks.workloads import TRAINED, WORKLOADS
+from escalade_bench.networks.workload import Setting, Workload
+from escalade_bench.networks.workloads import TRAINED, WORKLOADS, workload
 from escalade_bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
 from escalade_bench.peers.torch_network import compiler_threads
 
@@ -56,49 +58,52 @@ def units() -> Iterator[Unit]:
 
 
 def _command(name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str]) -> str:
-    size = ("-b", str(batch)) if batch else ()
-    how = ("--peers", ",".join(peers) or "none", "--seconds", str(SECONDS_EACH))
-    return shlex.join(("escalade", "bench", name, "--parts", part, "-t", dtype, *size, *how))
+    size = ("-b", batch) if batch else ()
+    how = ("--peers", ",".join(peers) or "none", *TIMED)
+    return command("bench", name, "--parts", part, "-t", dtype, *size, *how)
 
 
 def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int | None) -> Unit:
     """Return a part in one batch, or in all batches of the part where they belong together."""
-    known_peers = known.peers if known else {}
+    known_peers = known.peers if known else ("torch-eager", "torch-graph", COMPILE_DEFAULT)
     peers = tuple(peer for peer in known_peers if peer == COMPILE_DEFAULT or peer not in SLOW)
     if known and dtype in known.further_dtypes:
         peers = ()  # no peer has networks in them
-    if not known:
-        peers = ("torch-eager", "torch-graph", COMPILE_DEFAULT)
+
+    def made(session: Session, record: Record) -> Made:
+        def plans() -> Made:
+            setting = setting_of(session, name)
+            how = setting.workload.parts[part].made or planned.of_batches
+            batches = (batch,) if batch else (_ACCURACY_BATCH,) if part == "accuracy" else setting.batches
+            return how(setting, batches, dtype)
+
+        return session.once(("made", name, part, dtype, batch), plans)
+
     return Unit(
         f"network/{name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",
         f"{part} of {name} beside PyTorch",
         _command(name, part, dtype, batch, peers),
         _SECONDS + _LONGER_SECONDS.get(part, 0.0) if known else _TRAINED_SECONDS,
         partial(_measure, name, part, dtype, batch, peers),
-        partial(_made, name, part, dtype, batch),
+        made,
         peers,
         alone=part in _BY_CLOCK,
     )
 
 
+def setting_of(session: Session, name: str) -> Setting:
+    """Return a network, captured, with all its peers; a unit replaces batches, dtypes and peers by its own."""
+    return session.once(("setting", name), lambda: Setting.of(workload(name), session))
+
+
 def _measure(
     name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    setting = session.setting(name)
+    setting = setting_of(session, name)
     beside = {peer: setting.peers[peer] for peer in peers if peer not in session.reused}
     batches = (batch,) if batch else setting.batches
     asked = replace(setting, batches=batches, dtypes=(dtype,), peers=beside, slow_batches=())
     yield from setting.workload.parts[part].measure(asked, say)
-
-
-def _made(name: str, part: str, dtype: str, batch: int | None, session: Session, record: Record) -> Made:
-    def made() -> Made:
-        setting = session.setting(name)
-        how = setting.workload.parts[part].made or planned.of_batches
-        batches = (batch,) if batch else (_ACCURACY_BATCH,) if part == "accuracy" else setting.batches
-        return how(setting, batches, dtype)
-
-    return session.once(("made", name, part, dtype, batch), made)
 
 
 def _autotuned(known: Workload, dtype: str, batch: int) -> Unit:
@@ -125,27 +130,29 @@ def _autotuned(known: Workload, dtype: str, batch: int) -> Unit:
 def _steps() -> Unit:
     name, batch, dtype = STEPS
 
-    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
-        say(f"{name}: making its plan")
+    def compiled(session: Session) -> tuple[Engine, torch.Tensor]:
         model, _ = models.model(name)
         x = models.example(name, batch).to(session.device)
-        engine = compile(model, x, dtype=dtype, device=session.device)
+        return compile(model, x, dtype=dtype, device=session.device), x
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        say(f"{name}: making its plan")
+        engine, x = compiled(session)
         assert session.ceilings is not None
         yield step_records(replace(timed_plan(engine, (x,), session.ceilings), title=name))
         free(session.device)
 
     def made(session: Session, record: Record) -> Made:
-        def planned() -> Made:
-            model, _ = models.model(name)
-            x = models.example(name, batch).to(session.device)
-            return Made.of_plan(compile(model, x, dtype=dtype, device=session.device).plan(x))
+        def plan() -> Made:
+            engine, x = compiled(session)
+            return Made.of_plan(engine.plan(x))
 
-        return session.once(("made", "steps"), planned)
+        return session.once(("made", "steps"), plan)
 
     return Unit(
         f"steps/{name}/b{batch}/{dtype}",
         f"each step of the plan of {name} by itself",
-        f"escalade explain {name} --batch {batch} --dtype {dtype} --time",
+        command("explain", name, "--batch", batch, "--dtype", dtype, "--time"),
         _STEP_SECONDS,
         measure,
         made,

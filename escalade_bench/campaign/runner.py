@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,6 @@ from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import package_digest, stamped
 from escalade_bench.measure.records import Provenance, Record, now
 
-Keep = Callable[[Sequence[Record]], None]
-"""Files records, as soon as they are made."""
 _MOST_WORKERS = 12
 _FREE_CORES = 4
 _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
@@ -72,47 +71,6 @@ def ordered(states: Sequence[State]) -> list[State]:
     return sorted((state for state in states if state.stale), key=lambda state: state.tried)
 
 
-def run(
-    stale: Sequence[State],
-    session: Session,
-    architecture: str,
-    origin: Provenance,
-    clock: Clock,
-    keep: Keep,
-    say: Say,
-) -> list[State]:
-    """Measure what there is time for, and return what is left. All that `keep` was given survives an interruption."""
-    say = clock.stamping(say)
-    if stale:
-        say("measuring the card's ceilings")
-        session.ceilings  # noqa: B018  # for all units, on none's account
-    waiting = sorted(stale, key=lambda state: state.unit.alone)  # which keep all others waiting
-    workers = workers_for(stale) if session.device.type == "cuda" else 0
-
-    def next_state() -> State | None:
-        times = 1 + (_TIMES_SLOWER - 1) * max(0, workers - 1) / (_MOST_WORKERS - 1)
-        chosen = next((state for state in waiting if clock.has_room_for(state, times)), None)
-        if chosen:
-            waiting.remove(chosen)
-        return chosen
-
-    def ended(state: State, seconds: float) -> None:
-        left = duration(expected_seconds(waiting, workers))
-        say(f"{state.unit.name}: {seconds:.1f} s; {counted(len(waiting), 'unit')} left, about {left}")
-
-    if workers > 1:
-        return [
-            *_run_in_processes(workers, session, architecture, origin, clock, keep, say, next_state, ended),
-            *waiting,
-        ]
-    planner = Session(torch.device("cpu"))
-    while state := next_state():
-        began = time.monotonic()
-        _run_one(state, session, planner, architecture, origin, keep, say)
-        ended(state, time.monotonic() - began)
-    return waiting
-
-
 def workers_for(states: Sequence[State]) -> int:
     """Return how many processes measure these units."""
     return max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - _FREE_CORES, len(states)))
@@ -124,44 +82,101 @@ def expected_seconds(states: Sequence[State], workers: int = _MOST_WORKERS) -> f
     return alone + sum(state.seconds for state in states if not state.unit.alone) / max(1, workers)
 
 
-def _run_in_processes(
-    workers: int,
-    session: Session,
-    architecture: str,
-    origin: Provenance,
-    clock: Clock,
-    keep: Keep,
-    say: Say,
-    next_state: Callable[[], State | None],
-    ended: Callable[[State, float], None],
-) -> list[State]:
-    """Measure units in several processes; return those that were begun and cut short by the end of the budget."""
-    running: dict[str, tuple[State, float]] = {}
+@dataclass
+class Campaign:
+    """Measures units on one card, here or in several processes. All that `keep` was given survives an interruption."""
 
-    def next_task() -> _Task | None:
-        state = next_state()
-        if state is None:
-            return None
-        running[state.unit.name] = state, time.monotonic()
-        longest_turn = _LONGEST_TURN + _TIMES_SLOWER * state.seconds
-        return _Task(state.unit.name, state.seconds, longest_turn, state.reused, dict(state.known))
+    session: Session
+    architecture: str
+    origin: Provenance
+    keep: Callable[[Sequence[Record]], None]
+    """Files records, as soon as they are made."""
+    say: Say
+    planner: Session = field(default_factory=lambda: Session(torch.device("cpu")))
 
-    def receive(message: str | list[Record]) -> None:
-        say(message) if isinstance(message, str) else keep(message)
+    def run(self, stale: Sequence[State], clock: Clock) -> list[State]:
+        """Measure what there is time for, and return what is left."""
+        self.say = clock.stamping(self.say)
+        if stale:
+            self.say("measuring the card's ceilings")
+            self.session.ceilings  # noqa: B018  # for all units, on none's account
+        waiting = sorted(stale, key=lambda state: state.unit.alone)  # which keep all others waiting
+        workers = workers_for(stale) if self.session.device.type == "cuda" else 0
+        times = 1 + (_TIMES_SLOWER - 1) * max(0, workers - 1) / (_MOST_WORKERS - 1)
+        running: dict[str, tuple[State, float]] = {}
 
-    def finish(task: _Task, lost: bool) -> None:
-        state, began = running.pop(task.name)
-        if lost:
-            say(f"{task.name}: its process has exited")
-        ended(state, time.monotonic() - began)
+        def next_task() -> _Task | None:
+            state = next((state for state in waiting if clock.has_room_for(state, times)), None)
+            if state is None:
+                return None
+            waiting.remove(state)
+            running[state.unit.name] = state, time.monotonic()
+            return _Task(state.unit.name, state.seconds, state.reused, dict(state.known))
 
-    say(f"measuring in {counted(workers, 'process')}")
-    given = session.device, session.seconds, session.seed, session.ceilings, architecture, origin
-    crew = Crew(_work, given, receive, finish, lambda task: task.longest_turn)
-    cut = crew.run(workers, next_task, lambda: clock.left)
-    log = [replace(_log(task.name), config=task.known).stamped(origin) for task in cut]
-    keep(log)  # the time was too short, which is not their fault
-    return [running[task.name][0] for task in cut]
+        def ended(task: _Task, lost: bool = False) -> None:
+            _, began = running.pop(task.name)
+            if lost:
+                self.say(f"{task.name}: its process has exited")
+            left = (
+                f"{counted(len(waiting), 'unit')} left, about {duration(expected_seconds(waiting, workers))}"
+            )
+            self.say(f"{task.name}: {time.monotonic() - began:.1f} s; {left}")
+
+        def receive(message: str | list[Record]) -> None:
+            self.say(message) if isinstance(message, str) else self.keep(message)
+
+        if workers <= 1:
+            while task := next_task():
+                self.measure(running[task.name][0])
+                ended(task)
+            return waiting
+        self.say(f"measuring in {counted(workers, 'process')}")
+        own = self.session
+        given = own.device, own.seconds, own.seed, own.ceilings, self.architecture, self.origin
+        crew = Crew(_work, given, receive, ended, lambda task: _LONGEST_TURN + _TIMES_SLOWER * task.seconds)
+        cut = crew.run(workers, next_task, lambda: clock.left)
+        # the time was too short, which is not their fault
+        self.keep([replace(_log(task.name), config=task.known).stamped(self.origin) for task in cut])
+        return [*(running[task.name][0] for task in cut), *waiting]
+
+    def measure(self, state: State) -> None:
+        """Measure one unit, and forget what it made."""
+        self.session.reused = state.reused
+        with (
+            exclusive() if state.unit.alone else nullcontext(),
+            _ended_after(max(_LEAST_LIMIT, _TIMES_EXPECTED * state.seconds)),
+        ):
+            self._measure(state)
+        self.session.clear()
+        self.planner.clear()
+
+    def _measure(self, state: State) -> None:
+        """Log that a unit was begun, file its records, and log that it has ended."""
+        unit = state.unit
+        here = replace(self.origin, command=unit.command, date=now())
+        log = _log(unit.name)
+        self.keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
+        began, failure = time.process_time(), ""  # which does not count the turns of others
+        try:
+            for records in unit.measure(self.session, self.say):
+                own = map(partial(self._digested, unit), records)
+                self.keep([replace(record, case=unit.name).stamped(here) for record in own])
+        except Exception as error:  # any system may fail in any way: the others go on
+            failure = failure_reason(error) or type(error).__name__
+            self.say(f"{unit.name}: {failure}")
+        took = {ALONE if state.reused else SECONDS: round(time.process_time() - began, 2)}
+        config = {**state.known, **took, DECLARED: list(unit.declared)}
+        checked = package_digest() if failure else ""
+        self.keep([replace(log, failure=failure, config=config, checked=checked).stamped(here)])
+        if failure:
+            require_device(self.session.device, f"since {unit.name} the GPU answers everything with an error")
+
+    def _digested(self, unit: Unit, record: Record) -> Record:
+        """Return the record with the digests of what ran, if it is ours and depends on kernels."""
+        if record.failure:
+            return replace(record, checked=package_digest())
+        made = None if record.is_peer or unit.made is None else unit.made(self.planner, record)
+        return record if made is None else stamped(record, made, self.architecture)
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,6 @@ class _Task:
 
     name: str
     seconds: float
-    longest_turn: float
     reused: frozenset[str]
     known: Mapping[str, Any]
 
@@ -188,34 +202,13 @@ def _work(
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     torch.cuda.set_device(device)
-    session, planner = Session(device, seconds, seed, ceilings), Session(torch.device("cpu"))
+    campaign = Campaign(Session(device, seconds, seed, ceilings), architecture, origin, desk.send, desk.send)
     units = registry.units()
     for task in desk.tasks():
-        state = State(units[task.name], "", task.seconds, reused=task.reused, known=task.known)
         desk.spent = Spent()
-        _run_one(state, session, planner, architecture, origin, desk.send, desk.send)
+        campaign.measure(State(units[task.name], "", task.seconds, reused=task.reused, known=task.known))
         desk.send(f"{task.name}: {desk.spent}")
         torch.cuda.empty_cache()
-
-
-def _run_one(
-    state: State,
-    session: Session,
-    planner: Session,
-    architecture: str,
-    origin: Provenance,
-    keep: Keep,
-    say: Say,
-) -> None:
-    """Measure one unit, and forget what it made."""
-    session.reused = state.reused
-    with (
-        exclusive() if state.unit.alone else nullcontext(),
-        _ended_after(max(_LEAST_LIMIT, _TIMES_EXPECTED * state.seconds)),
-    ):
-        _measure(state, session, planner, architecture, origin, keep, say)
-    session.clear()
-    planner.clear()
 
 
 @contextmanager
@@ -231,46 +224,6 @@ def _ended_after(seconds: float) -> Iterator[None]:
 def _log(name: str) -> Record:
     """Return the record that says how a unit's last run ended."""
     return Record(WORKLOAD, name, "", "", 0, "escalade", "")
-
-
-def _stamped(unit: Unit, record: Record, planner: Session, architecture: str) -> Record:
-    """Return the record with the digests of what ran, if it is ours and depends on kernels."""
-    if record.failure:
-        return replace(record, checked=package_digest())
-    if record.is_peer or unit.made is None:
-        return record
-    made = unit.made(planner, record)
-    return record if made is None else stamped(record, made, architecture)
-
-
-def _measure(
-    state: State,
-    session: Session,
-    planner: Session,
-    architecture: str,
-    origin: Provenance,
-    keep: Keep,
-    say: Say,
-) -> None:
-    """Measure one unit: log that it was begun, file its records, and log that it has ended."""
-    unit = state.unit
-    here = replace(origin, command=unit.command, date=now())
-    log = _log(unit.name)
-    keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
-    began, failure = time.process_time(), ""  # which does not count the turns of others
-    try:
-        for records in unit.measure(session, say):
-            own = [_stamped(unit, record, planner, architecture) for record in records]
-            keep([replace(record, case=unit.name).stamped(here) for record in own])
-    except Exception as error:  # any system may fail in any way: the others go on
-        failure = failure_reason(error) or type(error).__name__
-        say(f"{unit.name}: {failure}")
-    took = {ALONE if state.reused else SECONDS: round(time.process_time() - began, 2)}
-    config = {**state.known, **took, DECLARED: list(unit.declared)}
-    checked = package_digest() if failure else ""
-    keep([replace(log, failure=failure, config=config, checked=checked).stamped(here)])
-    if failure:
-        require_device(session.device, f"since {unit.name} the GPU answers everything with an error")
 
 
 def ceiling_records(session: Session, origin: Provenance) -> list[Record]:

@@ -52,56 +52,90 @@ class State:
         return bool(self.why)
 
 
-def states(
-    units: Iterable[Unit],
-    records: Sequence[Record],
-    session: Session,
-    architecture: str,
-    here: Provenance | None = None,
-    again: bool = False,
-) -> list[State]:
-    """Return the state of every unit on one card; without `here` peers of any version are current.
+@dataclass(frozen=True)
+class Check:
+    """Decides which units are current on one card."""
 
-    With `again` every unit and every peer is to be measured.
-    """
-    log = {record.problem: record for record in records if record.workload == WORKLOAD}
-    own: dict[str, list[Record]] = {}
-    for record in records:
-        if record.case:
-            own.setdefault(record.case, []).append(record)
-    found = []
-    for unit in units:
-        last, mine = log.get(unit.name), own.get(unit.name, [])
-        state = _state(unit, last, mine, session, architecture, here)
-        before = {
-            name: last.config[name] for name in (SECONDS, ALONE, DECLARED) if last and name in last.config
-        }
-        if last and last.failure:
-            before.pop(DECLARED, None)
-        complete = before.get(DECLARED) == list(unit.declared)
-        reused = _reusable(unit, mine, here) if complete and here and not again else frozenset()
-        seconds = _expected(unit, before, bool(reused), log)
-        why = state.why or ("asked for again" if again else "")
-        found.append(replace(state, why=why, seconds=seconds, reused=reused, known=before))
-        session.clear()
-    return found
+    session: Session
+    architecture: str
+    here: Provenance | None = None
+    """Driver and versions; without them peers of any version are current."""
+    again: bool = False
+    """True to measure every unit and every peer."""
 
+    def states(self, units: Iterable[Unit], records: Sequence[Record]) -> list[State]:
+        """Return the state of every unit, by the card's records."""
+        log = {record.problem: record for record in records if record.workload == WORKLOAD}
+        own: dict[str, list[Record]] = {}
+        for record in records:
+            if record.case:
+                own.setdefault(record.case, []).append(record)
+        found = []
+        for unit in units:
+            last, mine = log.get(unit.name), own.get(unit.name, [])
+            state = self._state(unit, last, mine)
+            before = {
+                name: last.config[name] for name in (SECONDS, ALONE, DECLARED) if last and name in last.config
+            }
+            if last and last.failure:
+                before.pop(DECLARED, None)
+            complete = before.get(DECLARED) == list(unit.declared)
+            reused = self._reusable(unit, mine) if complete and not self.again else frozenset()
+            seconds = _expected(unit, before, bool(reused), log)
+            why = state.why or ("asked for again" if self.again else "")
+            found.append(replace(state, why=why, seconds=seconds, reused=reused, known=before))
+            self.session.clear()
+        return found
 
-def _reusable(unit: Unit, own: Sequence[Record], here: Provenance) -> frozenset[str]:
-    """Return the peers that every comparison of the unit has a figure of, made as it would be here.
+    def _reusable(self, unit: Unit, own: Sequence[Record]) -> frozenset[str]:
+        """Return the peers that every comparison of the unit has a figure of, made as it would be here.
 
-    Only networks are compared across runs: the gains of rungs and layers are those of one run.
-    """
-    if unit.kind not in _COMPARED_ACROSS_RUNS:
-        return frozenset()
-    compared = {record.comparison for record in own}
-    measured: dict[str, set[tuple[str, str, str]]] = {}
-    for record in own:
-        same = record.driver == here.driver and same_versions(record.versions, here.versions)
-        timed_alike = _options(record.command) == _options(unit.command)
-        if record.is_peer and not record.failure and same and timed_alike:
-            measured.setdefault(record.system, set()).add(record.comparison)
-    return frozenset(system for system, problems in measured.items() if problems == compared)
+        Only networks are compared across runs: the gains of rungs and layers are those of one run.
+        """
+        if self.here is None or unit.kind not in _COMPARED_ACROSS_RUNS:
+            return frozenset()
+        compared = {record.comparison for record in own}
+        measured: dict[str, set[tuple[str, str, str]]] = {}
+        for record in own:
+            same = record.driver == self.here.driver and same_versions(record.versions, self.here.versions)
+            timed_alike = _options(record.command) == _options(unit.command)
+            if record.is_peer and not record.failure and same and timed_alike:
+                measured.setdefault(record.system, set()).add(record.comparison)
+        return frozenset(system for system, problems in measured.items() if problems == compared)
+
+    def _state(self, unit: Unit, last: Record | None, own: Sequence[Record]) -> State:
+        if last is None:
+            return State(unit, "never measured")
+        if BEGUN in last.config or (DECLARED not in last.config and not last.failure):
+            return State(unit, "begun, and not measured to its end", tried=BEGUN in last.config)
+        if last.failure:
+            changed_since = last.checked != package_digest()
+            why = "it failed, and the package has changed since" if changed_since else ""
+            return State(unit, why, failure=last.failure)
+        if tuple(last.config[DECLARED]) != unit.declared:
+            return State(unit, "it asks for other rungs, peers or sizes")
+        if self.here is not None and unit.declared and not same_versions(last.versions, self.here.versions):
+            return State(unit, f"its peers were measured with PyTorch {last.versions.get('torch')}")
+        older: dict[tuple[str, ...], str] = {}
+        for record in own if unit.made else ():
+            if not record.is_peer and not record.failure:
+                older[record.key] = self._changed(unit, record)
+        wrong = (
+            f"{record.system} was wrong, and the package has changed since"
+            for record in own
+            if record.failure and record.layout and record.checked != package_digest()
+        )
+        why = next(filter(None, (*older.values(), *wrong)), "") if own else "its records are gone"
+        return State(unit, why, older=older)
+
+    def _changed(self, unit: Unit, record: Record) -> str:
+        assert unit.made is not None
+        if record.checked == package_digest():
+            return record.older
+        try:
+            return changed(record, unit.made(self.session, record), self.architecture)
+        except Exception as error:  # planning runs models of any kind
+            return f"it cannot be planned here: {failure_reason(error).splitlines()[0]}"
 
 
 def _options(command: str) -> str:
@@ -123,51 +157,3 @@ def _expected(unit: Unit, known: Mapping[str, Any], alone: bool, log: Mapping[st
         if similar:
             return share * percentile(similar, 100 * _RARELY_EXCEEDED)
     return share * unit.seconds
-
-
-def _state(
-    unit: Unit,
-    last: Record | None,
-    own: Sequence[Record],
-    session: Session,
-    architecture: str,
-    here: Provenance | None,
-) -> State:
-    if last is None:
-        return State(unit, "never measured")
-    if BEGUN in last.config or (DECLARED not in last.config and not last.failure):
-        return State(unit, "begun, and not measured to its end", tried=BEGUN in last.config)
-    if last.failure:
-        changed_since = last.checked != package_digest()
-        return State(
-            unit,
-            "it failed, and the package has changed since" if changed_since else "",
-            failure=last.failure,
-        )
-    if tuple(last.config[DECLARED]) != unit.declared:
-        return State(unit, "it asks for other rungs, peers or sizes")
-    if here is not None and unit.declared and not same_versions(last.versions, here.versions):
-        return State(unit, f"its peers were measured with PyTorch {last.versions.get('torch')}")
-    older: dict[tuple[str, ...], str] = {}
-    for record in own if unit.made else ():
-        if not record.is_peer and not record.failure:
-            older[record.key] = _changed(unit, record, session, architecture)
-    wrong = (
-        f"{record.system} was wrong, and the package has changed since"
-        for record in own
-        if record.failure and record.layout and record.checked != package_digest()
-    )
-    why = next(filter(None, (*older.values(), *wrong)), "")
-    if not own:
-        why = "its records are gone"
-    return State(unit, why, older=older)
-
-
-def _changed(unit: Unit, record: Record, session: Session, architecture: str) -> str:
-    assert unit.made is not None
-    if record.checked == package_digest():
-        return record.older
-    try:
-        return changed(record, unit.made(session, record), architecture)
-    except Exception as error:  # planning runs models of any kind
-        return f"it cannot be planned here: {failure_reason(error).splitlines()[0]}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,13 +15,18 @@ from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.workload import Setting
-from escalade_bench.networks.workloads import workload
 from escalade_bench.trial import Say, Settings
 
 Found = TypeVar("Found")
 SECONDS_EACH = 0.05
 """Seconds that each rung and peer is timed."""
+TIMED = ("--seconds", str(SECONDS_EACH))
+"""The options of timing, which are at the end of a unit's command."""
+
+
+def command(*words: object) -> str:
+    """Return the command that repeats a unit."""
+    return shlex.join(map(str, ("escalade", *words)))
 
 
 @dataclass
@@ -52,16 +58,10 @@ class Session:
             return None
         return self.given_ceilings or card.measure(self.device)
 
-    def settings(self, say: Say, *dtypes: str) -> Settings:
+    def settings(self, say: Say, *dtypes: str, **options: Any) -> Settings:
         """Return the settings of a climb on this device."""
-        return Settings(
-            dtypes,
-            seed=self.seed,
-            seconds_each=self.seconds,
-            device=self.device,
-            ceilings=self.ceilings,
-            say=say,
-        )
+        how: dict[str, Any] = {"seed": self.seed, "seconds_each": self.seconds, **options}
+        return Settings(dtypes, device=self.device, ceilings=self.ceilings, say=say, **how)
 
     def once(self, key: tuple[Hashable, ...], make: Callable[[], Found]) -> Found:
         """Return what `make` gave for this key the first time."""
@@ -72,15 +72,6 @@ class Session:
     def clear(self) -> None:
         """Forget what one unit made; networks that several units share stay."""
         self._kept = {key: value for key, value in self._kept.items() if key[:1] == ("setting",)}
-
-    def setting(self, name: str) -> Setting:
-        """Return a network, captured, with all its peers; a unit replaces batches, dtypes and peers by its own."""
-
-        def made() -> Setting:
-            where, how = self.device, (self.seconds, self.seed)
-            return Setting.of(workload(name), where, *how, ceilings=self.ceilings, card=self.card)
-
-        return self.once(("setting", name), made)
 
 
 @dataclass(frozen=True)

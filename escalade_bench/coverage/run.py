@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -21,10 +19,9 @@ from escalade.engine.graph.graph import Graph
 from escalade.errors import EscaladeError
 from escalade.models import settle
 from escalade.tune.refusal import failure_reason, require_device
-from escalade_bench.campaign.units import SECONDS_EACH, Session, Unit
+from escalade_bench.campaign.units import TIMED, Session, Unit, command
 from escalade_bench.coverage.catalogue import TORCHVISION, Entry, entries
 from escalade_bench.ladder import free
-from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import summary
@@ -55,20 +52,21 @@ class Coverage:
     """Settings of one run, the same for all networks."""
 
     workload: str
-    device: torch.device
+    session: Session
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
-    seconds: float
-    seed: int
     size: int | None = None
     """Side of the images; None for each network's own."""
-    ceilings: Ceilings | None = None
     timed: bool = True
     """False to only make plans, for an H200."""
     layout: str = "nhwc"
     """Layout of the images."""
     _captured: dict[str, Setting] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.session.device
 
     def each(
         self, found: Sequence[Entry], budget: float | None, say: Say
@@ -118,9 +116,9 @@ class Coverage:
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
         """Make a network and capture it, once for all dtypes of a workload."""
-        chosen, how = workload or self._workload(entry), (self.device, self.seconds, self.seed)
+        chosen = workload or self._workload(entry)
         if chosen.name not in self._captured:
-            made = Setting.of(chosen, *how, self._size(entry), ceilings=self.ceilings)
+            made = Setting.of(chosen, self.session, self._size(entry))
             self._captured.clear()
             self._captured[chosen.name] = made
         known = self._captured[chosen.name]
@@ -233,39 +231,27 @@ def units() -> Iterator[Unit]:
 
 
 def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Unit:
-    asked = (f"{module}:{entry.name}", "-t", dtype, "-b", ",".join(map(str, batches)))
-    how = ("--peers", ",".join(PEERS), "--seconds", str(SECONDS_EACH))
+    def coverage(session: Session, batches: tuple[int, ...] = batches) -> Coverage:
+        peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
+        timed = session.device.type == "cuda"
+        return Coverage(COVERAGE + module, session, batches, (dtype,), peers, timed=timed)
+
+    def made(session: Session, record: Record) -> Made:
+        own = coverage(session, (record.batch,))
+        key = ("engine", module, entry.name, dtype)
+        engine = session.once(key, lambda: own.setting(entry, dtype).engine(dtype))
+        return Made.of_plan(engine.plan(own.input(entry, record.batch, dtype)))
+
+    how = ("-t", dtype, "-b", ",".join(map(str, batches)), "--peers", ",".join(PEERS), *TIMED)
     return Unit(
         f"coverage/{module}/{entry.name}/{dtype}",
         f"{entry.name} of {module} beside PyTorch",
-        shlex.join(("escalade", "bench", "coverage", *asked, *how)),
+        command("bench", "coverage", f"{module}:{entry.name}", *how),
         _SECONDS[module],
-        partial(_measure, module, entry, dtype, batches),
-        partial(_made, module, entry, dtype),
+        lambda session, say: coverage(session).measure(entry, say),
+        made,
         (*PEERS, *map(str, batches)),
     )
-
-
-def _coverage(module: str, dtype: str, batches: tuple[int, ...], session: Session) -> Coverage:
-    peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
-    return Coverage(
-        COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
-        ceilings=session.ceilings, timed=session.device.type == "cuda",
-    )  # fmt: skip
-
-
-def _measure(
-    module: str, entry: Entry, dtype: str, batches: tuple[int, ...], session: Session, say: Say
-) -> Iterator[list[Record]]:
-    yield from _coverage(module, dtype, batches, session).measure(entry, say)
-
-
-def _made(module: str, entry: Entry, dtype: str, session: Session, record: Record) -> Made:
-    coverage = _coverage(module, dtype, (record.batch,), session)
-    engine = session.once(
-        ("engine", module, entry.name, dtype), lambda: coverage.setting(entry, dtype).engine(dtype)
-    )
-    return Made.of_plan(engine.plan(coverage.input(entry, record.batch, dtype)))
 
 
 def missing() -> str:

@@ -79,17 +79,8 @@ def measure(device: torch.device, seconds_each: float = 0.1) -> Ceilings:
     }
     size = _copy_bytes(card.memory_bytes)
     copied, read = (passes * size / times[name].median_us / 1e3 for name, passes in (("copy", 2), ("sum", 1)))
-    return Ceilings(
-        card.name,
-        card.multiprocessors,
-        card.l2_bytes,
-        card.shared_bytes,
-        card.memory_bytes,
-        copied,
-        read,
-        tflops,
-        times["copy"].record,
-    )
+    own = card.name, card.multiprocessors, card.l2_bytes, card.shared_bytes, card.memory_bytes
+    return Ceilings(*own, copied, read, tflops, times["copy"].record)
 
 
 def _product_name(dtype: str, shape: tuple[int, int, int]) -> str:
@@ -151,19 +142,14 @@ def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], 
 
 def records(ceilings: Ceilings) -> list[Record]:
     """The ceilings as records of the workload `ceilings`."""
-    found = [
-        Record("ceilings", "matmul", dtype, "", 0, "torch", "", tflops=rate, timing="graph")
-        for dtype, rate in ceilings.tflops.items()
-    ]
+
+    def record(problem: str, dtype: str, **rate: float) -> Record:
+        blank = Record("ceilings", problem, dtype, "", 0, "torch", "", timing="graph")
+        return replace(blank, conditions=ceilings.conditions, **rate)  # type: ignore[arg-type]
+
     mebibytes = _copy_bytes(ceilings.memory_bytes) >> 20
     passes = {"copy": ceilings.copy_gbps, "sum": ceilings.read_gbps}
-    found = [
-        *(
-            Record(
-                "ceilings", f"{name}_{mebibytes}MiB", "fp32", "", 0, "torch", "", gbps=rate, timing="graph"
-            )
-            for name, rate in passes.items()
-        ),
-        *found,
+    return [
+        *(record(f"{name}_{mebibytes}MiB", "fp32", gbps=rate) for name, rate in passes.items()),
+        *(record("matmul", dtype, tflops=rate) for dtype, rate in ceilings.tflops.items()),
     ]
-    return [replace(record, conditions=ceilings.conditions) for record in found]

@@ -340,14 +340,8 @@ def commit() -> str:
     if given := os.environ.get("ESCALADE_COMMIT"):
         return given
     # A look at the checkout: nothing is written to it, and no program that it names is run.
-    git = (
-        "git",
-        "--no-optional-locks",
-        "-c",
-        "core.fsmonitor=false",
-        "-C",
-        pathlib.Path(__file__).parents[2],
-    )
+    quiet = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+    git = (*quiet, "-C", pathlib.Path(__file__).parents[2])
     name = subprocesses.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
     if not name:
         return "unknown"

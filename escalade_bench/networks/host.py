@@ -80,7 +80,7 @@ def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x, known = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
     for dtype in dtypes:
         task, workload = Task(setting.model, x, dtype), f"{setting.name}_phases"
-        case = Case(workload, task, known[dtype], setting.seconds, own=True, by_call=True)
+        case = Case(workload, task, known[dtype], setting.session.seconds, own=True, by_call=True)
         in_fp32 = replace(case, standard=known["fp32"])
         image = x.cpu().pin_memory()
         copies, copy = _copies(task, image, case.standard)
@@ -107,7 +107,7 @@ def cpu(setting: Setting, say: Say) -> Iterator[list[Record]]:
         on_cpu = _on_all_cores(setting, workload, images, standards["fp32"])
         for dtype in dtypes:
             task = Task(setting.model, x, dtype)
-            case = Case(workload, task, standards[dtype], setting.seconds, by_call=True)
+            case = Case(workload, task, standards[dtype], setting.session.seconds, by_call=True)
 
             def made(task: Task, images: torch.Tensor = images) -> list[NetworkPeer]:
                 program = _program(setting.engine(task.dtype), images.to(setting.device))
@@ -162,7 +162,7 @@ def _on_all_cores(setting: Setting, workload: str, images: torch.Tensor, standar
     with torch.no_grad():
         setting.model(laid)  # the first call allocates
     rounds = _MOST_ROUNDS if batch <= _FEW_IMAGES else 1
-    return timed_on_cpu(blank, lambda: setting.model(laid), standard, setting.seconds, rounds)
+    return timed_on_cpu(blank, lambda: setting.model(laid), standard, setting.session.seconds, rounds)
 
 
 def timed_on_cpu(

@@ -100,14 +100,7 @@ def standard(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> Standard:
     """Return the standard of a network of one result, by PyTorch's error on these inputs."""
-    return Standard(dtype, (expected,), (own_error(model, x, dtype, expected, chunk),))
-
-
-def own_error(
-    model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
-) -> float:
-    """Return PyTorch's error of a network of one result."""
-    return own_errors(model, x, dtype, (expected,), chunk)[len(x)][0]
+    return Standard(dtype, (expected,), own_errors(model, x, dtype, (expected,), chunk)[len(x)])
 
 
 def own_errors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from escalade import models
 from escalade.engine.engine import Engine
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import fashion_mnist, op_times, parts, planned
-from escalade_bench.networks.judging import Standard, fresh, own_error
+from escalade_bench.networks.judging import Standard, fresh, standard
 from escalade_bench.networks.workload import Part, Say, Setting, Stream, Workload, reference
 from escalade_bench.peers import registry
 from escalade_bench.peers.network import tensors
@@ -62,26 +63,20 @@ def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x = found.images.to(setting.device).float()
     expected = reference(setting.model, x, setting.workload.chunk)
     for dtype in setting.dtypes:
-        own = own_error(setting.model, x, dtype, expected, setting.workload.chunk)
-        yield on_clothes(setting.engine(dtype), x, found.labels, expected, own, counts)
+        known = standard(setting.model, x, dtype, expected, setting.workload.chunk)
+        yield on_clothes(setting.engine(dtype), x, found.labels, known, counts)
 
 
 def on_clothes(
-    engine: Engine,
-    x: torch.Tensor,
-    labels: torch.Tensor,
-    expected: torch.Tensor,
-    own: float,
-    counts: Sequence[int],
+    engine: Engine, x: torch.Tensor, labels: torch.Tensor, whole: Standard, counts: Sequence[int]
 ) -> list[Record]:
-    """Return the share of right answers among the first images, for each count; `own` is PyTorch's error."""
+    """Return the share of right answers among the first images, for each count."""
     (result,) = fresh(lambda: engine(x), tensors)
-    logits = result.cpu()
-    exact = expected.cpu()
+    logits, exact = result.cpu(), whole.expected[0].cpu()
     records = []
     for count in counts:
         first = slice(count)
-        known = Standard(engine.dtype, (exact[first],), (own,))
+        known = replace(whole, expected=(exact[first],))
         error, failure = known.judge((logits[first],))
         records.append(Record(
             "lenet_accuracy", f"fashion_mnist_n{count}", engine.dtype, "", count, "escalade", "",

@@ -17,7 +17,6 @@ from escalade.tune import verification
 from escalade_bench.ladder import climb
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.workload import Say, Setting
-from escalade_bench.trial import Settings
 
 OPERATION = "few_channels"
 FORMS = {
@@ -43,10 +42,8 @@ def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
         _compile(operation, asked, setting)
     for problem, by_dtype in asked.items():
         for dtype, rungs in by_dtype.items():
-            settings = Settings(
-                (dtype,), layouts, rungs, seed=setting.seed, seconds_each=min(setting.seconds, _SECONDS),
-                device=setting.device, ceilings=setting.ceilings, say=say,
-            )  # fmt: skip
+            short = min(setting.session.seconds, _SECONDS)
+            settings = setting.session.settings(say, dtype, layouts=layouts, rungs=rungs, seconds_each=short)
             yield climb(operation, problem, settings)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade_bench.ladder import free
@@ -69,7 +68,7 @@ class Accuracy:
 def accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
     say(f"{setting.name}: float64 on the CPU")
     count = _ACCURACY_INPUTS[setting.device.type]
-    judged = Accuracy(setting.workload, setting.model, count, setting.size, setting.seed + 4)
+    judged = Accuracy(setting.workload, setting.model, count, setting.size, setting.session.seed + 4)
     yield [judged.check(setting.engine(dtype)) for dtype in setting.dtypes]
 
 
@@ -92,7 +91,7 @@ def over_batches(
         x, standards = setting.known(model, batch, 2, tuple(engines))
         for dtype, engine in engines.items():
             task = Task(model, x, dtype, setting.workload.layout)
-            case = Case(workload, task, standards[dtype], setting.seconds, setting.ceilings)
+            case = Case(workload, task, standards[dtype], setting.session.seconds, setting.session.ceilings)
             peers = {} if dtype in setting.workload.further_dtypes else setting.peers_at(batch)
             yield measure(case, engine, peers, say)
             free(setting.device)
@@ -107,22 +106,14 @@ def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[f
 
 
 def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    wanted = setting.workload.stream
-    assert wanted is not None
-    example = setting.inputs(1, 0)
-
     def known(images: torch.Tensor, dtype: str) -> Standard:
         x = normalised(images.to(setting.device), wanted.normalize)
         expected = reference(setting.model, x, setting.workload.chunk)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 
     for dtype in setting.dtypes_with_peers:
-        engine = compile(
-            setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
-        )
+        engine, wanted, item = setting.stream_engine(dtype)
         for batch in wanted.batches:
-            yield measure_stream(
-                setting.name, engine, batch, tuple(example.shape[1:]), setting.seconds, setting.seed, say,
-                partial(known, dtype=dtype), wanted.total,
-            )  # fmt: skip
+            right = partial(known, dtype=dtype)
+            yield measure_stream(setting.name, engine, batch, item, setting.session, say, right, wanted.total)
             free(setting.device)

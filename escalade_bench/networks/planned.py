@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, Floor, explain_plan
 from escalade.engine.graph.forms import STORAGE
@@ -28,7 +27,8 @@ def of_batches(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
 def of_engine(setting: Setting, engine: Engine, batches: Iterable[int]) -> Made:
     """Return an engine's plans for batches of a network's inputs."""
     return Made.together(
-        Made.of_plan(engine.plan_for(setting.card, _input(setting, batch, engine.dtype))) for batch in batches
+        Made.of_plan(engine.plan_for(setting.session.card, _input(setting, batch, engine.dtype)))
+        for batch in batches
     )
 
 
@@ -40,17 +40,9 @@ def of_levels(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
 
 def of_stream(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
     """Return the plans of batches of bytes, which the network normalizes itself."""
-    wanted = setting.workload.stream
-    assert wanted is not None
-    example = setting.inputs(1, 0)
-    engine = compile(
-        setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
-    )
-    bytes_of = (
-        torch.empty(batch, *example.shape[1:], dtype=torch.uint8, device=setting.device)
-        for batch in wanted.batches
-    )
-    return Made.together(Made.of_plan(engine.plan_for(setting.card, images)) for images in bytes_of)
+    engine, stream, item = setting.stream_engine(dtype)
+    images = (torch.empty(n, *item, dtype=torch.uint8, device=setting.device) for n in stream.batches)
+    return Made.together(Made.of_plan(engine.plan_for(setting.session.card, each)) for each in images)
 
 
 def _input(setting: Setting, batch: int, dtype: str) -> torch.Tensor:

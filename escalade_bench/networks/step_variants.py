@@ -25,7 +25,6 @@ from escalade_bench.networks.training_step import Training, cases, escalade, mad
 from escalade_bench.networks.workload import Part, Say, Setting
 from escalade_bench.peers.network import NetworkPeer
 from escalade_bench.peers.torch_training_step import Lesson
-from escalade_bench.trial import Settings
 
 ABLATION, PAIRS = "_training_ablation", "_training_pairs"
 """Suffixes of the workloads of these records, after the network's name."""
@@ -200,10 +199,7 @@ def _constants(case: Case, lesson: Lesson, setting: Setting, say: Say) -> list[R
         case.batch, first.in_channels, rows, columns, first.out_channels, height, width,
         padding=(height // 2, width // 2), bias=first.bias is not None,
     )  # fmt: skip
-    asked = Settings(
-        ("fp32",), ("nchw",), tuple(CONSTANTS), with_peers=False, seed=setting.seed, seconds_each=setting.seconds,
-        device=setting.device, ceilings=setting.ceilings, say=say,
-    )  # fmt: skip
+    asked = setting.session.settings(say, "fp32", layouts=("nchw",), rungs=tuple(CONSTANTS), with_peers=False)
     found = climb(OPERATIONS["conv2d"], problem, asked)
     blank = case.blank("escalade", "nchw")
     return [

@@ -17,10 +17,10 @@ import torch
 from escalade.device.nvml import ConditionMonitor, LoadMonitor
 from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
+from escalade_bench.campaign.units import Say, Session
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import Standard, spoil
-from escalade_bench.networks.workload import Say
 
 _DISTINCT = 4
 """Distinct host batches, passed in turns; each is larger than a CPU's caches."""
@@ -40,15 +40,14 @@ def measure_stream(
     engine: Engine,
     batch: int,
     item: tuple[int, ...],
-    seconds: float,
-    seed: int,
+    session: Session,
     say: Say,
     known: Known,
     total: int | None = None,
 ) -> list[Record]:
     """Measure an engine that normalizes uint8 images itself; with `total`, also `total` images from first to last."""
     say(f"{workload} stream of batches of {batch}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(session.seed)
     pageable = [
         torch.randint(0, 256, (batch, *item), dtype=torch.uint8, generator=generator)
         for _ in range(_DISTINCT)
@@ -112,7 +111,7 @@ def measure_stream(
     if failures := wrong():
         return failures
     slower = max(timed(name, 2 * _DISTINCT, 1).median_us for name in bounds)
-    count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
+    count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(session.seconds * 1e6 / slower)))
     subjects = {
         name: timed(name, count) for name in runs
     }  # the same clock and count for streams and their bounds

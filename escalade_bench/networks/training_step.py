@@ -66,12 +66,12 @@ def planned(training: Training, setting: Setting, batches: Iterable[int], dtype:
     for batch in batches:
         x = setting.inputs(batch, _BATCH_NUMBER)
         model = training.ours(trainable(setting.model).to(setting.device))
-        lesson = Lesson(model, training.loss, x, training.target(x, setting.seed), dtype, training.rate, 1.0)
+        target = training.target(x, setting.session.seed)
+        lesson = Lesson(model, training.loss, x, target, dtype, training.rate, 1.0)
         layout = lesson.layouts[-1]
         pupil = Pupil(lesson, layout)
-        plan = plan_training_step(
-            pupil.model, lesson.loss, pupil.optimizer, lesson.batch(layout), lesson.dtype, setting.card
-        )
+        batch_in, card = lesson.batch(layout), setting.session.card
+        plan = plan_training_step(pupil.model, lesson.loss, pupil.optimizer, batch_in, dtype, card)
         found.append(Made.of_plan(plan))
     return Made.together(found)
 
@@ -94,7 +94,7 @@ def cases(
     workload = setting.name + suffix
     for batch in setting.among(batches):
         x = setting.inputs(batch, _BATCH_NUMBER)
-        target = training.target(x, setting.seed)
+        target = training.target(x, setting.session.seed)
         model = trainable(setting.model).to(setting.device)
         first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
         say(f"{workload} batch {batch}: float64")
@@ -102,7 +102,7 @@ def cases(
         for dtype in setting.dtypes:
             lesson = replace(first, dtype=dtype)
             known = standard(lesson, expected, training.most)
-            yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
+            yield Case(workload, Task(setting.model, x, dtype), known, setting.session.seconds), lesson
 
 
 def trainable(model: nn.Module) -> nn.Module:

@@ -15,16 +15,15 @@ from escalade.engine.capture.export import capture
 from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
-from escalade.ops.base.card import H200, Card
 from escalade.ops.base.dtypes import QUANTIZED
-from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import LEAST_ROWS, Standard, joined, own_errors
 from escalade_bench.peers.network import Budget, Maker
 from escalade_bench.peers.registry import SLOW
+from escalade_bench.trial import Say
 
-Say = Callable[[str], None]
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
 """Number of inputs that ranges for 8 bits are measured on, and their seed: they are neither judged nor timed."""
 
@@ -111,18 +110,13 @@ class Setting:
     workload: Workload
     model: nn.Module
     graph: Graph
-    device: torch.device
+    session: Session
     size: int
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
     slow_batches: tuple[int, ...]
-    seconds: float
-    seed: int
-    ceilings: Ceilings | None = None
     budget: Budget = field(default_factory=Budget)
-    card: Card = H200
-    """The card to plan for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
     _references: dict[
         tuple[nn.Module, int, tuple[int, ...]],
@@ -131,25 +125,21 @@ class Setting:
     """By model, number and counts: inputs, results in float64, and PyTorch's errors by dtype and count."""
 
     @classmethod
-    def of(
-        cls,
-        workload: Workload,
-        device: torch.device,
-        seconds: float,
-        seed: int,
-        size: int | None = None,
-        **others: Any,
-    ) -> Setting:
+    def of(cls, workload: Workload, session: Session, size: int | None = None, **others: Any) -> Setting:
         """Make and capture a network; batches, dtypes and peers are the workload's unless they are among `others`."""
         size = size or workload.size
-        model = workload.model(size, seed)
-        graph = capture(model, (workload.inputs(2, size, seed),))
+        model = workload.model(size, session.seed)
+        graph = capture(model, (workload.inputs(2, size, session.seed),))
         usual = {name: getattr(workload, name) for name in ("batches", "dtypes", "peers", "slow_batches")}
-        return cls(workload, model, graph, device, size, seconds=seconds, seed=seed, **usual | others)
+        return cls(workload, model, graph, session, size, **usual | others)
 
     @property
     def name(self) -> str:
         return self.workload.name
+
+    @property
+    def device(self) -> torch.device:
+        return self.session.device
 
     @property
     def on_gpu(self) -> bool:
@@ -170,9 +160,17 @@ class Setting:
             self._engines[dtype] = made
         return self._engines[dtype]
 
+    def stream_engine(self, dtype: str) -> tuple[Engine, Stream, tuple[int, ...]]:
+        """Return an engine that normalizes bytes itself, its stream, and the shape of one item."""
+        stream = self.workload.stream
+        assert stream is not None
+        x = self.inputs(1, 0)
+        engine = compile(self.model, x, dtype=dtype, device=self.device, normalize=stream.normalize, plans=1)
+        return engine, stream, tuple(x.shape[1:])
+
     def inputs(self, count: int, number: int) -> torch.Tensor:
         """Return inputs on the device; each number gives different ones."""
-        return self.workload.inputs(count, self.size, self.seed + number, self.device)
+        return self.workload.inputs(count, self.size, self.session.seed + number, self.device)
 
     def known(
         self, model: nn.Module, count: int, number: int, dtypes: Iterable[str]

@@ -59,7 +59,7 @@ def _reconstruction(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x = (pixels.float() / 255).to(setting.device)
     model = models.load_autoencoder(weights)
     workload = replace(setting.workload, make_inputs=lambda count, size, seed, device: x)
-    judged = _Reconstruction(workload, model, len(x), setting.size, setting.seed)
+    judged = _Reconstruction(workload, model, len(x), setting.size, setting.session.seed)
     yield [
         judged.check(compile(model, x[:1], dtype=dtype, device=setting.device, plans=1))
         for dtype in setting.dtypes

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.markup import escape
-
 from escalade.device.nvml import ConditionMonitor
 from escalade.device.twin import Counts
-from escalade.narrow_tables import Table
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.profile.counters import Counters
 from escalade_bench.profile.target import Part, merged, owners
@@ -108,23 +105,6 @@ def diagnose_counts(counts: Counts) -> str:
     return "; ".join(filter(None, found))
 
 
-_COLUMNS = {
-    "µs": ("us", 2, 1.0),
-    "MB read": ("dram_read_bytes", 2, 1e6),
-    "written": ("dram_written_bytes", 2, 1e6),
-    "by L2": ("l2_bytes", 2, 1e6),
-    "memory %": ("dram_pct", 0, 1.0),
-    "tensor %": ("tensor_pct", 0, 1.0),
-    "issue %": ("issue_pct", 0, 1.0),
-    "warps %": ("occupancy_pct", 0, 1.0),
-    "regs": ("registers", 0, 1.0),
-    "sectors ld": ("load_sectors", 1, 1.0),
-    "st": ("store_sectors", 1, 1.0),
-    "conflicts %": ("conflicts_pct", 0, 1.0),
-}
-"""Counter, digits and unit of each column."""
-
-
 @dataclass(frozen=True)
 class Profiled:
     """A part and the counters of its kernels."""
@@ -156,29 +136,6 @@ class Profile:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
-
-    def table(self) -> Table:
-        """Show one row per kernel, without empty columns."""
-        kernels = [one for each in self.parts for one in each.kernels]
-        columns = [
-            (name, *column)
-            for name, column in _COLUMNS.items()
-            if any(getattr(one, column[0]) is not None for one in kernels)
-        ]
-        table = Table(title=escape(f"{self.title}: {self.how}"), title_justify="left")
-        for name in ("part", "rung", "kernel"):
-            table.add_column(name, overflow="fold")
-        for name in ("floor µs", *(name for name, *_ in columns)):
-            table.add_column(name, justify="right", no_wrap=True)
-        for each in self.parts:
-            part, rung = escape(each.part.name), each.part.rung
-            floor = "" if each.floor_us is None else f"{each.floor_us:.2f}"
-            for one in each.kernels:
-                values = [(getattr(one, field), digits, unit) for _, field, digits, unit in columns]
-                cells = ["" if v is None else f"{v / unit:,.{digits}f}" for v, digits, unit in values]
-                table.add_row(part, rung, escape(one.kernel[:60]), floor, *cells)
-                part = rung = floor = ""
-        return table
 
 
 def profile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from escalade_bench.measure.records import Record
@@ -46,16 +47,7 @@ def written(form: str, value: Any) -> str:
     return "" if value is None else form.format(value)
 
 
-def whole(value: float | None) -> str:
-    return written("{:,.0f}", value)
-
-
-def share(value: float | None) -> str:
-    return written("{:.0%}", value)
-
-
-def error(value: float | None) -> str:
-    return written("{:.1e}", value)
+whole, share, error = (partial(written, form) for form in ("{:,.0f}", "{:.0%}", "{:.1e}"))
 
 
 def times(value: float | None) -> str:

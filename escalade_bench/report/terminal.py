@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 from escalade.ops.base.operation import Operation
 from escalade.tune.verification import Outcome
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record
+from escalade_bench.profile.profiles import Profile, Profiled
 from escalade_bench.report import cells
 from escalade_bench.report.compare import grouped
 from escalade_bench.report.pages import ladders
@@ -91,6 +93,45 @@ def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Tabl
     return Table(shown, rows, None, operation.name)
 
 
+def profile_table(found: Profile) -> Table:
+    """One row per kernel; the part is named beside its first one."""
+    rows = [(each, number, one) for each in found.parts for number, one in enumerate(each.kernels)]
+
+    def of_part(heading: str, cell: Callable[[Profiled], str]) -> Column:
+        return Column(heading, lambda row: "" if row[1] else cell(row[0]), left=heading != "floor µs")
+
+    def counted(heading: str, field: str, digits: int, unit: float) -> Column:
+        def cell(row: Any) -> str:
+            value = getattr(row[2], field)
+            return "" if value is None else f"{value / unit:,.{digits}f}"
+
+        return Column(heading, cell)
+
+    shown = [
+        of_part("part", lambda each: each.part.name),
+        of_part("rung", lambda each: each.part.rung),
+        text("kernel", lambda row: row[2].kernel[:60]),
+        of_part("floor µs", lambda each: cells.written("{:.2f}", each.floor_us)),
+        *starmap(counted, _COUNTERS),
+    ]
+    return Table(shown, rows, None, f"{found.title}: {found.how}")
+
+
+_COUNTERS = (
+    ("µs", "us", 2, 1.0),
+    ("MB read", "dram_read_bytes", 2, 1e6),
+    ("written", "dram_written_bytes", 2, 1e6),
+    ("by L2", "l2_bytes", 2, 1e6),
+    ("memory %", "dram_pct", 0, 1.0),
+    ("tensor %", "tensor_pct", 0, 1.0),
+    ("issue %", "issue_pct", 0, 1.0),
+    ("warps %", "occupancy_pct", 0, 1.0),
+    ("regs", "registers", 0, 1.0),
+    ("sectors ld", "load_sectors", 1, 1.0),
+    ("st", "store_sectors", 1, 1.0),
+    ("conflicts %", "conflicts_pct", 0, 1.0),
+)
+"""Heading, counter, digits and unit of each column."""
 COUNTS = "_counts"
 """Suffix of the workloads whose records are counts, after the operation's name."""
 _UNITS = ("", "k", "M", "G", "T")

@@ -13,6 +13,7 @@ from escalade.device.timing import Timing
 from escalade.errors import UnsupportedError
 from escalade_bench import calls
 from escalade_bench.calls import CALLS, Call, New, chosen
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure.records import Record
 from escalade_bench.report.pages.records import calls_table
 
@@ -22,7 +23,10 @@ LINEAR = replace(CALLS["linear"], ours=F.linear)
 
 
 def measured(call: Call, dtype: str = "fp32") -> list[Record]:
-    return [record for records in calls.measure(call, dtype, CPU, 0.0) for record in records]
+    said: list[str] = []
+    return [
+        record for records in calls.measure(call, dtype, Session(CPU, 0.0), said.append) for record in records
+    ]
 
 
 def test_theirs_agrees_with_float64_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:

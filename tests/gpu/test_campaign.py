@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from escalade_bench.campaign.networks import setting_of
 from escalade_bench.campaign.units import Session
 from escalade_bench.measure import ceilings
 from escalade_bench.measure import records as store
@@ -63,7 +64,7 @@ def test_units_are_measured_and_then_current(
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_a_plan_without_a_gpu_is_the_gpus_own(cuda: torch.device, name: str, dtype: str) -> None:
     """Otherwise `measure --check` on another machine would compare with a plan that never ran."""
-    setting, elsewhere = Session(cuda).setting(name), Session(CPU).setting(name)
+    setting, elsewhere = setting_of(Session(cuda), name), setting_of(Session(CPU), name)
     x = planned.empty(32, tuple(setting.workload.inputs(1).shape[1:]), dtype, setting.workload.layout, cuda)
     here = Made.of_plan(setting.engine(dtype).plan(x))
     assert Made.together([here]) == planned.of_batches(elsewhere, (32,), dtype)

@@ -27,7 +27,7 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.ops.expressions import Expression
 from escalade.tune.verification import compare
-from escalade_bench.networks.judging import LEAST, LEAST_ROWS, MOST, TIMES, own_error
+from escalade_bench.networks.judging import LEAST, LEAST_ROWS, MOST, TIMES, standard
 from tests.bench.coverage.networks import NETWORKS
 from tests.engine.untouched import untouched
 from tests.support import in_threads
@@ -87,7 +87,7 @@ def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
         made = Engine(graph, dtype, cuda)
         found = made(x)
         assert found.dtype == torch.float32 and found.shape == expected.shape
-        own = own_error(model, x, dtype, expected)
+        own = standard(model, x, dtype, expected).own[0]
         failure, _ = compare(found, expected, allowed(model, dtype, own))
         assert not failure, f"{name} in {dtype}, where PyTorch's error is {own:.2e}: {failure}"
         assert torch.equal(found, made(x)), "a second call gives the same bits"

@@ -9,6 +9,9 @@ from rich.console import Console
 
 from escalade.device.nvml import GpuConditions
 from escalade_bench.measure.records import Record
+from escalade_bench.profile.counters import Counters
+from escalade_bench.profile.profiles import Profile, Profiled
+from escalade_bench.profile.target import Part
 from escalade_bench.report import cells, terminal
 from escalade_bench.report.document import OLDER_LEGEND, Heading, html, markdown
 from escalade_bench.report.table import Column, Table, columns, text
@@ -77,3 +80,18 @@ def test_throttling_is_said_beside_times_and_below_tables() -> None:
         "The card meanwhile: 1750 to 1980 MHz, 400 to 699 W, 45 to 61 °C; "
         "1 of 2 times (ᵗ) with the clock held down by the power limit"
     )
+
+
+def test_a_profile_has_a_row_per_kernel_and_names_its_part_once() -> None:
+    part = Part("3 conv2d", "conv2d", "64to64_56_k3s1_b8", "fp32", "naive", ["a", "b"])
+    kernels = [Counters("a" * 70, us=2000.0, dram_read_bytes=3e6), Counters("b", us=1.5, issue_pct=20.4)]
+    table = terminal.profile_table(Profile("conv2d", "by ncu", [Profiled(part, kernels, 0.5, "")], {}))
+    shown, rows = table.grid
+    assert table.title == "conv2d: by ncu" and [column.left for column in shown] == [True] * 3 + [False] * 4
+    assert [column.heading for column in shown] == [
+        "part", "rung", "kernel", "floor µs", "µs", "MB read", "issue %"
+    ]  # fmt: skip
+    assert rows == [
+        ["3 conv2d", "naive", "a" * 60, "0.50", "2,000.00", "3.00", ""],
+        ["", "", "b", "", "1.50", "", "20"],
+    ]

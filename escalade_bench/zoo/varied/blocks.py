@@ -1,4 +1,4 @@
-"""What many of these networks are made of, and how a constructor says what it takes."""
+"""What many of these networks are made of."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-Constructor = Callable[[], nn.Module]
 Layer = Callable[[int], nn.Module]
 """Makes a layer from a number of channels: a norm, a block that keeps its image's sizes."""
-
-
-def takes(*sizes: int) -> Callable[[Constructor], Constructor]:
-    """Says the sizes of one item of what a network takes, where `escalade bench coverage` looks for them."""
-
-    def said(make: Constructor) -> Constructor:
-        make.example_shape = sizes  # type: ignore[attr-defined]
-        return make
-
-    return said
 
 
 def conv(

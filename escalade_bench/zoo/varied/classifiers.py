@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade_bench.zoo.varied.blocks import Around, Layer, basic_block, classifier, conv, stages, stem, takes
+from escalade_bench.zoo.varied.blocks import Around, Layer, basic_block, classifier, conv, stages, stem
 
 
 class Weighted(nn.Sequential):
@@ -31,11 +31,6 @@ class ECA(nn.Module):
         return x * torch.sigmoid(self.conv(means.unsqueeze(1))).transpose(1, 2).unsqueeze(-1)
 
 
-@takes(3, 224, 224)
-def eca_resnet() -> nn.Module:
-    return Weighted(ECA)
-
-
 class SE(nn.Module):
     """Each channel by a factor that all channels decide on, through linear layers (Hu et al., 2018)."""
 
@@ -55,11 +50,6 @@ class SE(nn.Module):
         return x * factors.view(batch, channels, 1, 1).expand_as(x)
 
 
-@takes(3, 224, 224)
-def se_resnet() -> nn.Module:
-    return Weighted(SE)
-
-
 class CBAM(nn.Module):
     """Channels weighed by their means and maxima, then pixels by theirs (Woo et al., 2018)."""
 
@@ -76,11 +66,6 @@ class CBAM(nn.Module):
         x = x * torch.sigmoid(self.shared(means) + self.shared(maxima))
         seen = torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True).values], 1)
         return x * torch.sigmoid(self.pixels(seen))
-
-
-@takes(3, 224, 224)
-def cbam_resnet() -> nn.Module:
-    return Weighted(CBAM)
 
 
 class SelectiveKernel(nn.Module):
@@ -128,11 +113,6 @@ class SKNet(nn.Sequential):
         super().__init__(*layers, classifier(channels, classes))
 
 
-@takes(3, 224, 224)
-def sknet() -> nn.Module:
-    return SKNet()
-
-
 class CoordConv(nn.Module):
     """A convolution that also sees where each pixel is, and how far from the middle (Liu et al., 2018)."""
 
@@ -156,11 +136,6 @@ class CoordNet(nn.Sequential):
         for before, after in zip([3, *widths], widths, strict=False):
             layers += [CoordConv(before, after, stride=2), nn.BatchNorm2d(after), nn.ReLU()]
         super().__init__(*layers, classifier(widths[-1], classes))
-
-
-@takes(3, 128, 128)
-def coordconv() -> nn.Module:
-    return CoordNet()
 
 
 class Ghost(nn.Module):
@@ -210,11 +185,6 @@ class GhostNet(nn.Sequential):
             channels = filters
         wide = stages[-1][0]
         super().__init__(*layers, conv(channels, wide, 1), classifier(wide, classes))
-
-
-@takes(3, 224, 224)
-def ghostnet() -> nn.Module:
-    return GhostNet()
 
 
 class StandardisedConv(nn.Conv2d):
@@ -272,11 +242,6 @@ class StandardisedResNet(nn.Sequential):
         super().__init__(*layers, classifier(channels, classes))
 
 
-@takes(3, 224, 224)
-def standardised_resnet() -> nn.Module:
-    return StandardisedResNet()
-
-
 class Siamese(nn.Module):
     """How alike two images are: one network for both, and their distance (Koch et al., 2015)."""
 
@@ -306,8 +271,3 @@ class OnPairs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.network(*x.unbind(1))
-
-
-@takes(2, 1, 105, 105)
-def siamese() -> nn.Module:
-    return OnPairs(Siamese())

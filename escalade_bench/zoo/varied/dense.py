@@ -9,14 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade.models.unet import UNet
-from escalade_bench.zoo.varied.blocks import Around, basic_block, conv, stages, stem, takes
-
-
-@takes(3, 512, 512)
-def unet_512() -> nn.Module:
-    """A U-Net with transposed convolutions on large images (Ronneberger et al., 2015)."""
-    return UNet()
+from escalade_bench.zoo.varied.blocks import Around, basic_block, conv, stages, stem
 
 
 class ASPP(nn.Module):
@@ -55,11 +48,6 @@ class DeepLab(nn.Module):
         seen = F.interpolate(self.aspp(self.late(early)), early.shape[-2:], mode="bilinear")
         y = self.head(torch.cat([seen, self.narrowed(early)], 1))
         return F.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
-
-
-@takes(3, 256, 256)
-def deeplab() -> nn.Module:
-    return DeepLab()
 
 
 class Exchange(nn.Module):
@@ -114,11 +102,6 @@ class HRNet(nn.Module):
         size = images[0].shape[-2:]
         brought = [F.interpolate(x, size, mode="bilinear", align_corners=True) for x in images[1:]]
         return self.head(torch.cat([images[0], *brought], 1))
-
-
-@takes(3, 256, 192)
-def hrnet() -> nn.Module:
-    return HRNet()
 
 
 def _preactivated(channels: int) -> Around:
@@ -176,11 +159,6 @@ class Hourglass(nn.Module):
         return first, self.maps[1](self.glasses[1](x))
 
 
-@takes(3, 256, 256)
-def hourglass() -> nn.Module:
-    return Hourglass()
-
-
 class Pyramid(nn.Module):
     """Features of several sizes, each with what the smaller ones know (FPN; Lin et al., 2017)."""
 
@@ -234,11 +212,6 @@ class RetinaNet(nn.Module):
     def _rows(x: torch.Tensor, numbers: int) -> torch.Tensor:
         """An anchor's numbers as a row."""
         return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, numbers)
-
-
-@takes(3, 256, 256)
-def retinanet() -> nn.Module:
-    return RetinaNet()
 
 
 def _silu(channels: int, filters: int, size: int = 1, stride: int = 1) -> nn.Sequential:
@@ -314,8 +287,3 @@ class CSPDetector(nn.Module):
         """A box of every anchor in every cell as the last dimension, between 0 and 1."""
         batch, _, height, width = x.shape
         return x.view(batch, self.anchors, -1, height, width).permute(0, 1, 3, 4, 2).sigmoid()
-
-
-@takes(3, 416, 416)
-def csp_detector() -> nn.Module:
-    return CSPDetector()

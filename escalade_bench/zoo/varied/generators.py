@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade_bench.zoo.varied.blocks import Around, takes
+from escalade_bench.zoo.varied.blocks import Around
 
 _GROUPS = 8
 _PERIOD = 10_000.0
@@ -33,11 +33,6 @@ class DCGenerator(nn.Sequential):
                 nn.ReLU(),
             ]
         super().__init__(*layers, nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh())
-
-
-@takes(100, 1, 1)
-def dcgan() -> nn.Module:
-    return DCGenerator()
 
 
 class UNetLevel(nn.Module):
@@ -81,11 +76,6 @@ class UNetGenerator(nn.Module):
         return self.levels(x)
 
 
-@takes(3, 256, 256)
-def pix2pix() -> nn.Module:
-    return UNetGenerator()
-
-
 def _reflected(
     channels: int, filters: int, size: int, stride: int = 1, norm: Callable[[int], nn.Module] | None = None
 ) -> list[nn.Module]:
@@ -121,11 +111,6 @@ class ResNetGenerator(nn.Sequential):
         super().__init__(*layers, *_reflected(width, channels, 7), nn.Tanh())
 
 
-@takes(3, 256, 256)
-def cyclegan() -> nn.Module:
-    return ResNetGenerator()
-
-
 class StyleTransfer(nn.Sequential):
     """An image in another style: instance norms that are trained, nearest pixels before convolutions on the way up
     (Johnson et al., 2016; Ulyanov et al., 2016)."""
@@ -151,11 +136,6 @@ class StyleTransfer(nn.Sequential):
                 nn.ReLU(),
             ]
         super().__init__(*layers, *_reflected(width, 3, 9))
-
-
-@takes(3, 256, 256)
-def style_transfer() -> nn.Module:
-    return StyleTransfer()
 
 
 class MaskedConv(nn.Conv2d):
@@ -193,11 +173,6 @@ class PixelCNN(nn.Sequential):
             )
         layers += [nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, channels * values, 1)]
         super().__init__(*layers)
-
-
-@takes(1, 28, 28)
-def pixelcnn() -> nn.Module:
-    return PixelCNN()
 
 
 def sinusoids(times: torch.Tensor, features: int) -> torch.Tensor:
@@ -295,8 +270,3 @@ class NoiseMapped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.network(x[:, :-1], x[:, -1, 0, 0])
-
-
-@takes(4, 64, 64)
-def diffusion_unet() -> nn.Module:
-    return NoiseMapped(DiffusionUNet())

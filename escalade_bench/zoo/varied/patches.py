@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade_bench.zoo.varied.blocks import Around, classifier, conv, takes
+from escalade_bench.zoo.varied.blocks import Around, classifier, conv
 
 
 class ConvMixer(nn.Sequential):
@@ -23,11 +23,6 @@ class ConvMixer(nn.Sequential):
             spatial = behind(nn.Conv2d(width, width, size, groups=width, padding="same"))
             layers.append(nn.Sequential(Around(spatial), behind(nn.Conv2d(width, width, 1))))
         super().__init__(*layers, classifier(width, classes))
-
-
-@takes(3, 224, 224)
-def convmixer() -> nn.Module:
-    return ConvMixer()
 
 
 def _mlp(features: int, inner: int) -> nn.Sequential:
@@ -63,11 +58,6 @@ class MLPMixer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
-
-
-@takes(3, 224, 224)
-def mlp_mixer() -> nn.Module:
-    return MLPMixer()
 
 
 class SelfAttention(nn.Module):
@@ -117,11 +107,6 @@ class VisionTransformer(nn.Module):
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
         return self.head(self.norm(self.blocks(x))[:, 0])
-
-
-@takes(3, 224, 224)
-def vit_small() -> nn.Module:
-    return VisionTransformer()
 
 
 def _silu(channels: int, filters: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -179,8 +164,3 @@ class MobileViT(nn.Sequential):
             _silu(6 * w, 24 * w, 1),
             classifier(24 * w, classes),
         )
-
-
-@takes(3, 256, 256)
-def mobilevit() -> nn.Module:
-    return MobileViT()

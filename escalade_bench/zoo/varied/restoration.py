@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade_bench.zoo.varied.blocks import Around, conv, takes
+from escalade_bench.zoo.varied.blocks import Around, conv
 
 
 class ESPCN(nn.Sequential):
@@ -25,11 +25,6 @@ class ESPCN(nn.Sequential):
         )
 
 
-@takes(1, 240, 320)
-def espcn() -> nn.Module:
-    return ESPCN()
-
-
 class FSRCNN(nn.Sequential):
     """Fewer channels for the many layers, and a transposed convolution at the end (Dong et al., 2016)."""
 
@@ -44,11 +39,6 @@ class FSRCNN(nn.Sequential):
             layers += [nn.Conv2d(narrow, narrow, 3, padding=1), nn.PReLU(narrow)]
         layers += [nn.Conv2d(narrow, width, 1), nn.PReLU(width)]
         super().__init__(*layers, nn.ConvTranspose2d(width, 1, 9, scale, 4, output_padding=scale - 1))
-
-
-@takes(1, 240, 320)
-def fsrcnn() -> nn.Module:
-    return FSRCNN()
 
 
 class Scaled(nn.Module):
@@ -86,11 +76,6 @@ class EDSR(nn.Sequential):
         super().__init__(_same(3, width), body, *_upscaling(width, scale), _same(width, 3))
 
 
-@takes(3, 128, 128)
-def edsr() -> nn.Module:
-    return EDSR()
-
-
 class ChannelAttention(nn.Module):
     """Each channel by a factor that the means of all channels decide on."""
 
@@ -123,11 +108,6 @@ class RCAN(nn.Sequential):
         super().__init__(_same(3, width), body, *_upscaling(width, scale), _same(width, 3))
 
 
-@takes(3, 64, 64)
-def rcan() -> nn.Module:
-    return RCAN()
-
-
 class DnCNN(nn.Module):
     """An image less the noise that seventeen layers find in it (Zhang et al., 2017)."""
 
@@ -142,11 +122,6 @@ class DnCNN(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - self.noise(x)
-
-
-@takes(1, 256, 256)
-def dncnn() -> nn.Module:
-    return DnCNN()
 
 
 class PixelNorm(nn.Module):
@@ -232,11 +207,6 @@ class NAFNet(nn.Module):
         return x + self.last(y)
 
 
-@takes(3, 256, 256)
-def nafnet() -> nn.Module:
-    return NAFNet()
-
-
 class ZeroDCE(nn.Module):
     """Curves that brighten a dark picture of values from 0 to 1, applied again and again (Guo et al., 2020)."""
 
@@ -257,8 +227,3 @@ class ZeroDCE(nn.Module):
         for curve in torch.tanh(self.curves(torch.cat([seen[1], y], 1))).split(3, 1):
             x = x + curve * (x * x - x)
         return x
-
-
-@takes(3, 256, 256)
-def zero_dce() -> nn.Module:
-    return ZeroDCE()

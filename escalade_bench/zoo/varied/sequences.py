@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade_bench.zoo.varied.blocks import takes
-
 
 class CausalConv(nn.Conv1d):
     """A convolution that sees nothing behind its own step."""
@@ -56,11 +54,6 @@ class WaveNet(nn.Module):
         return self.last(sum(skipped[1:], skipped[0]))
 
 
-@takes(1, 4096)
-def wavenet() -> nn.Module:
-    return WaveNet()
-
-
 class TemporalBlock(nn.Module):
     """Two dilated causal convolutions with normed weights, and the way around them."""
 
@@ -96,11 +89,6 @@ class TCN(nn.Module):
         return self.head(self.blocks(x)[:, :, -1])
 
 
-@takes(16, 1024)
-def tcn() -> nn.Module:
-    return TCN()
-
-
 class M5(nn.Module):
     """A word from a waveform, by few convolutions and pools (Dai et al., 2017)."""
 
@@ -123,11 +111,6 @@ class M5(nn.Module):
         y = self.features(x)
         y = F.avg_pool1d(y, y.shape[-1]).permute(0, 2, 1)
         return F.log_softmax(self.head(y), dim=2)
-
-
-@takes(1, 8000)
-def m5() -> nn.Module:
-    return M5()
 
 
 def _conv(
@@ -170,11 +153,6 @@ class ResNet3D(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-@takes(3, 16, 112, 112)
-def resnet3d() -> nn.Module:
-    return ResNet3D()
-
-
 class FramesAndMotion(nn.Module):
     """Every image by itself, then the steps from one to the next: a ResNet's features under a temporal convolution."""
 
@@ -200,8 +178,3 @@ class FramesAndMotion(nn.Module):
         films, frames = x.shape[:2]
         features = self.images(x.flatten(0, 1)).reshape(films, frames, -1)
         return self.head(torch.relu(self.steps(features.transpose(1, 2))).mean(2))
-
-
-@takes(8, 3, 112, 112)
-def frames_and_motion() -> nn.Module:
-    return FramesAndMotion()

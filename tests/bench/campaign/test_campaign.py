@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +21,14 @@ from escalade import ops
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
 from escalade_bench import evaluation
-from escalade_bench.campaign import ladders, registry, staleness
-from escalade_bench.campaign.runner import Clock, ordered, run
-from escalade_bench.campaign.staleness import State, states
+from escalade_bench.campaign import ladders, registry, runner, staleness
+from escalade_bench.campaign.runner import Clock, ordered
+from escalade_bench.campaign.staleness import Check, State
 from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.coverage.catalogue import TORCHVISION
 from escalade_bench.measure import currency
 from escalade_bench.measure import records as store
+from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Provenance, Record
 from escalade_bench.networks.workloads import WORKLOADS
@@ -58,22 +64,22 @@ class Campaign:
 
     def states(self, here: Provenance | None = None, again: bool = False) -> list[State]:
         known = store.load_folder(self.folder).get("h200", [])
-        return states(self.units, known, Session(CPU), ARCHITECTURE, here, again)
+        return Check(Session(CPU), ARCHITECTURE, here, again).states(self.units, known)
 
     def reasons(self, here: Provenance | None = None) -> list[str]:
         return [state.why for state in self.states(here)]
 
     def run(self, budget: float | None = None, again: bool = False) -> list[str]:
+        return self.run_on(Session(CPU, seconds=0.0), budget, again)
+
+    def run_on(self, session: Session, budget: float | None = None, again: bool = False) -> list[str]:
         """Return the names of the units that are left."""
 
         def keep(records: object) -> None:
             store.file_away(self.folder, records)  # type: ignore[arg-type]
 
-        session = Session(CPU, seconds=0.0)
-        left = run(
-            ordered(self.states(ORIGIN, again)), session, ARCHITECTURE, ORIGIN, Clock(budget), keep,
-            self.said.append,
-        )  # fmt: skip
+        made = runner.Campaign(session, ARCHITECTURE, ORIGIN, keep, self.said.append)
+        left = made.run(ordered(self.states(ORIGIN, again)), Clock(budget))
         return [state.unit.name for state in left]
 
 
@@ -189,6 +195,57 @@ def test_a_campaign_that_is_stopped_goes_on_where_it_was(tmp_path: pathlib.Path)
     assert [state.unit.name for state in ordered(later.states())] == ["cheap", "long"]
     stopped = False
     assert campaign.run() == [] and campaign.reasons() == ["", ""]
+
+
+def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process here: the crew is made up, and so is the card."""
+    given: list[object] = []
+
+    def measure(name: str, session: Session, say: Say) -> Iterator[list[Record]]:
+        given.append(session.reused)
+        yield from unit(name).measure(session, say)
+
+    units = {name: unit(name, measure=partial(measure, name)) for name in ("first", "second", "third")}
+
+    class Crew:
+        def __init__(self, work: Any, arguments: Any, receive: Any, ended: Any, longest_turn: Any) -> None:
+            self.work, self.arguments, self.receive, self.ended = work, arguments, receive, ended
+            self.longest_turn = longest_turn
+
+        def run(self, count: int, next_task: Any, seconds_left: Any) -> list[Any]:
+            assert count == 2 and seconds_left() == float("inf")
+
+            def tasks() -> Iterator[Any]:
+                for lost in (False, True):
+                    task = next_task()
+                    assert self.longest_turn(task) == 63.0
+                    yield replace(task, reused=frozenset({task.name}))
+                    self.ended(task, lost)
+
+            desk = SimpleNamespace(tasks=tasks, send=self.receive, spent=None)
+            self.work(desk, *pickle.loads(pickle.dumps(self.arguments)))
+            return [next_task()]
+
+    monkeypatch.setattr(runner, "Crew", Crew)
+    monkeypatch.setattr(runner, "workers_for", lambda states: 2)
+    monkeypatch.setattr(registry, "units", lambda: units)
+    monkeypatch.setattr(torch.cuda, "set_device", given.append)
+    threads = torch.get_num_threads()
+    campaign = Campaign(tmp_path, *units.values())
+    device = torch.device("cuda", 0)
+    card = Ceilings("", 1, 1, 1, 1, 1.0, 1.0, {})
+    try:
+        left = campaign.run_on(Session(device, 0.0, given_ceilings=card))
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS", None)
+    assert left == ["third"] and given == [device, {"first"}, {"second"}]
+    assert campaign.reasons() == ["", "", "begun, and not measured to its end"]
+    assert any("second: its process has exited" in line for line in campaign.said)
+    (ours, *_) = store.load(tmp_path / "h200/ladder.jsonl")
+    assert ours.case == "first" and ours.plan == "a plan"
 
 
 def test_a_unit_that_fails_is_tried_again_only_with_another_package(

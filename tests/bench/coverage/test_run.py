@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from escalade_bench.campaign.units import Session
 from escalade_bench.coverage import run
 from escalade_bench.coverage.catalogue import Entry
 from escalade_bench.coverage.run import Coverage, enliven, left_over
@@ -22,8 +23,9 @@ SIZE = 32
 
 
 def coverage(**changed: object) -> Coverage:
-    usual = {"batches": (2,), "dtypes": ("fp32",), "peers": {}, "seconds": 0.0, "seed": 0, "size": SIZE}
-    return Coverage("coverage_own", torch.device("cpu"), **{**usual, **changed})  # type: ignore[arg-type]
+    usual = {"batches": (2,), "dtypes": ("fp32",), "peers": {}, "size": SIZE}
+    session = Session(torch.device("cpu"), seconds=0.0)
+    return Coverage("coverage_own", session, **{**usual, **changed})  # type: ignore[arg-type]
 
 
 def measured(entry: Entry, which: Coverage) -> list[Record]:

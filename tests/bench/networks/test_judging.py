@@ -19,8 +19,8 @@ from escalade_bench.networks.judging import (
     Standard,
     fresh,
     nudged,
-    own_error,
     spoil,
+    standard,
     tolerance,
 )
 from escalade_bench.networks.workload import reference
@@ -133,7 +133,7 @@ def test_pytorch_s_own_error_is_that_of_the_dtype() -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     x = torch.randn(8, 8, 12, 12, generator=torch.Generator().manual_seed(1))
     expected = reference(model, x)
-    own = {dtype: own_error(model, x, dtype, expected) for dtype in MOST}
+    own = {dtype: standard(model, x, dtype, expected).own[0] for dtype in MOST}
     assert own["fp32"] < 1e-6
     assert 5e-5 < own["fp16"] < 3e-3 and 5e-5 < own["tf32"] < 3e-3
     assert own["bf16"] == pytest.approx(8 * own["fp16"], rel=0.6)
@@ -148,7 +148,7 @@ def test_fp32_sums_may_be_added_in_order() -> None:
     torch.manual_seed(2)
     model, x = nn.Sequential(nn.Linear(1296, 8)), torch.randn(64, 1296)
     expected = reference(model, x)
-    allowed = tolerance("fp32", own_error(model, x, "fp32", expected))
+    allowed = tolerance("fp32", standard(model, x, "fp32", expected).own[0])
     products = (x[:, None] * model[0].weight).transpose(0, 2)  # type: ignore[operator]
     in_order = functools.reduce(torch.add, products).t() + model[0].bias
     assert relative_error(in_order, expected) < allowed < 4 * relative_error(in_order, expected) < 1e-5

@@ -17,9 +17,10 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure import records as store
 from escalade_bench.networks import fashion_mnist, lenet, op_times
-from escalade_bench.networks.judging import own_error
+from escalade_bench.networks.judging import Standard, standard
 from escalade_bench.networks.lenet import LENET
 from escalade_bench.networks.workload import Setting, reference
 
@@ -104,7 +105,7 @@ def test_the_whole_command_on_the_cpu(tmp_path: pathlib.Path) -> None:
 
 def test_op_times_ask_for_every_rung_and_for_tf32_where_there_is_no_fp32() -> None:
     few_channels = operation(op_times.OPERATION)
-    setting = Setting.of(LENET, torch.device("cuda"), 0.3, 0, peers={})
+    setting = Setting.of(LENET, Session(torch.device("cuda"), 0.3), peers={})
     problems = op_times._problems(few_channels, setting)
     assert [p.name for p in problems] == [p.name for p in few_channels.problems]
     asked = op_times._asked(few_channels, problems[1], setting)
@@ -128,8 +129,8 @@ def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPa
     model, x = LENET.model(), found.images.float()
     expected = reference(model, x, 1_000)
     engine = Engine(capture(model, (x[:2],)), "fp32", "cpu")
-    own = own_error(model, x, "fp32", expected, 1_000)
-    (record,) = lenet.on_clothes(engine, x, found.labels, expected, own, (count,))
+    known = standard(model, x, "fp32", expected, 1_000)
+    (record,) = lenet.on_clothes(engine, x, found.labels, known, (count,))
     assert not record.failure and record.accuracy == pytest.approx(right, abs=1e-9)
     assert record.batch == count and record.note == f"float64: {right:.4f}"
 
@@ -147,7 +148,8 @@ def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure()
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return logits.float()
 
-    first, whole = lenet.on_clothes(Fake(), torch.zeros(4), labels, exact, 1e-7, (2, 4))  # type: ignore[arg-type]
+    known = Standard("fp32", (exact,), (1e-7,))
+    first, whole = lenet.on_clothes(Fake(), torch.zeros(4), labels, known, (2, 4))  # type: ignore[arg-type]
     assert (first.accuracy, first.failure, first.problem) == (1.0, "", "fashion_mnist_n2")
     assert whole.accuracy == 0.75 and whole.failure and whole.note == "float64: 1.0000"
     assert whole.tolerance == pytest.approx(4e-7)

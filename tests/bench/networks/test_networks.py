@@ -20,6 +20,7 @@ from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
 from escalade.ops.base.switches import precision
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure import records as store
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import host, measurement, parts, workload
@@ -171,7 +172,7 @@ def test_peers_by_name() -> None:
 
 def test_slow_peers_take_part_at_some_batches_only() -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
-    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, dtypes=("fp32",))
+    setting = Setting.of(chosen, Session(torch.device("cpu"), 0.0), dtypes=("fp32",))
     assert "torch-compile" in setting.peers_at(512) and "torch-compile" not in setting.peers_at(64)
     assert "torch-graph" in setting.peers_at(64)
     assert "torch-compile" in replace(setting, slow_batches=()).peers_at(64)
@@ -183,7 +184,7 @@ def test_few_rows_are_allowed_what_more_of_them_are(
     count: int, asked: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
-    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(1,), dtypes=("fp32",), peers={})
+    setting = Setting.of(chosen, Session(torch.device("cpu"), 0.0), batches=(1,), dtypes=("fp32",), peers={})
     seen: list[int] = []
 
     def fake(
@@ -210,7 +211,9 @@ def test_few_rows_are_allowed_what_more_of_them_are(
 
 def test_references_are_computed_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
-    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(1, 32), dtypes=("fp32",), peers={})
+    setting = Setting.of(
+        chosen, Session(torch.device("cpu"), 0.0), batches=(1, 32), dtypes=("fp32",), peers={}
+    )
     model = setting.model
     seen: list[int] = []
 
@@ -246,7 +249,7 @@ def test_an_autoencoder_is_judged_on_photographs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = WORKLOADS["autoencoder"]
-    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(4,), dtypes=("fp32",), peers={})
+    setting = Setting.of(chosen, Session(torch.device("cpu"), 0.0), batches=(4,), dtypes=("fp32",), peers={})
     monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
     measured = chosen.parts["accuracy"].measure
     ((record,),) = measured(setting, lambda text: None)
@@ -355,7 +358,9 @@ def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:
 def test_an_engine_in_fp8_is_calibrated_and_has_no_peers() -> None:
     tiny = WORKLOADS["resnet18"]
     known = {"torch-eager": registry.RESNETS["torch-eager"]}
-    setting = Setting.of(tiny, torch.device("cpu"), 0.0, 0, SIZE, batches=(2,), dtypes=("fp8",), peers=known)
+    setting = Setting.of(
+        tiny, Session(torch.device("cpu"), 0.0), SIZE, batches=(2,), dtypes=("fp8",), peers=known
+    )
     (records,) = parts.batches(setting, silent)
     (ours,) = records
     assert (ours.system, ours.dtype, ours.failure) == ("escalade", "fp8", "") and ours.tolerance == 0.25

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from escalade.device.timing import Timing
+from escalade_bench.campaign.units import Session
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import parts, streaming
 from escalade_bench.networks.judging import Standard
@@ -60,7 +61,8 @@ class Engine:
 
 
 def measured(engine: Any, seconds: float = 0.0) -> list[Record]:
-    return streaming.measure_stream("net", engine, BATCH, ITEM, seconds, 0, lambda text: None, known, 60)
+    session = Session(engine.device, seconds)
+    return streaming.measure_stream("net", engine, BATCH, ITEM, session, lambda text: None, known, 60)
 
 
 @pytest.fixture(autouse=True)
