@@ -108,7 +108,9 @@ def test_gradients_write_again_what_need_not_be_kept(monkeypatch: pytest.MonkeyP
     assert all(graph.readers(node.name) or node.name in graph.outputs for node in graph), "views keep bytes"
     for step in steps[1].plan.steps:
         if step.side_output:
-            assert graph.nodes[step.side_output.node].inputs.items() <= step.node.inputs.items(), "and so do these"
+            assert graph.nodes[step.side_output.node].inputs.items() <= step.node.inputs.items(), (
+                "and so do these"
+            )
     for _ in range(2):
         batch = _batch(6)
         losses = [step(*batch) for step in steps]
