@@ -157,7 +157,9 @@ _BINARY = ("add", "sub", "mul", "div")
 _RULES: dict[Any, Callable[..., Tensor | None]] = {
     **{getattr(_aten, name).default: _elementwise for name in _ELEMENTWISE},
     **{getattr(_aten, f"{name}_").default: _in_place for name in _ELEMENTWISE if hasattr(_aten, f"{name}_")},
-    _aten.fake_quantize_per_tensor_affine.tensor_qparams: _elementwise,  # PyTorch has no rules for these
+    # PyTorch has no rules for these
+    _aten.fake_quantize_per_tensor_affine.default: _elementwise,
+    _aten.fake_quantize_per_tensor_affine.tensor_qparams: _elementwise,
     _aten.fake_quantize_per_channel_affine.default: _elementwise,
     **{getattr(_aten, name).Tensor: _binary for name in _BINARY},
     **{getattr(_aten, f"{name}_").Tensor: _binary_in_place for name in _BINARY},

@@ -223,8 +223,12 @@ def _meta(*shape: int, last: bool = False) -> torch.Tensor:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_results_are_those_of_pytorch(last: bool) -> None:
-    """In sizes, strides and type, wherever there is a rule; every rule is asked."""
+    """Sizes, strides and dtypes of every rule, except those of operators that PyTorch has no rule for."""
     aten = torch.ops.aten
+    without_meta = {
+        aten.fake_quantize_per_tensor_affine.default, aten.fake_quantize_per_tensor_affine.tensor_qparams,
+        aten.fake_quantize_per_channel_affine.default,
+    }  # fmt: skip
     x, c, w = _meta(2, 6, 9, 8, last=last), _meta(6), _meta(4, 3, 3, 2)
     rules = meta_rules._RULES.items()
     calls: list[tuple[Any, tuple[Any, ...]]] = [
@@ -239,9 +243,10 @@ def test_results_are_those_of_pytorch(last: bool) -> None:
         (aten.cat.default, ([x, x[:, :2].clone()], -3)),
         *((rule, (x, *others)) for rule, made in rules if made in (meta_rules._binary, meta_rules._binary_in_place)
           for others in ((x,), (_meta(2, 6, 1, 1),), (2.5,))),
-        *((rule, (x,)) for rule, made in rules if made in (meta_rules._elementwise, meta_rules._in_place)),
+        *((rule, (x,)) for rule, made in rules if made in (meta_rules._elementwise, meta_rules._in_place)
+          and rule not in without_meta),
     ]  # fmt: skip
-    assert {function for function, _ in calls} == meta_rules._RULES.keys()
+    assert {function for function, _ in calls} | without_meta == meta_rules._RULES.keys()
     for function, arguments in calls:
         found, wanted = meta_rules._RULES[function](*arguments), function(*arguments)
         assert found is not None, function

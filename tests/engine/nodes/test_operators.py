@@ -174,6 +174,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "mlp_backward": lambda: Example(FusedSpectralAutoencoder(8, 2, 4), (16,), in_step=True),
     "move": lambda: Example(Call(lambda x: torch.softmax(x.transpose(1, 2), -1)), (6, 5), "fp32"),
     "convert": lambda: Example(nn.Conv2d(8, 8, 1), (8, 5, 5), "fp16"),
+    "fake_quantize": lambda: Example(
+        Call(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 2, -128, 127)), (8, 5, 5)
+    ),
     "quantise": lambda: Example(nn.Conv2d(16, 128, 3), (16, 5, 5), "fp8"),
     "further": lambda: Example(nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)), (8, 6, 6), in_step=True),
     "aten": lambda: Example(Call(torch.lgamma), (16,)),

@@ -255,12 +255,13 @@ def test_errors(dtype: str, network: nn.Module) -> None:
 
 @each_dtype
 def test_light_layers_are_not_worth_a_copy(dtype: str) -> None:
-    """1x1 layers behind a depthwise one stay in fp16; behind a stem that stores bytes they are quantized."""
+    """1x1 layers behind a grouped one stay in fp16; behind a stem or depthwise layer that stores bytes they do not."""
     torch.manual_seed(2)
     x = torch.randn(1, 3, 16, 16)
     stem = (nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
     chain = (nn.Conv2d(16, 64, 1), nn.ReLU(), nn.Conv2d(64, 16, 1))
-    for inner, quantized in ((nn.Identity(), 3), (nn.Conv2d(16, 16, 3, padding=1, groups=16), 0)):
+    inners = [nn.Identity(), *(nn.Conv2d(16, 16, 3, padding=1, groups=groups) for groups in (16, 4))]
+    for inner, quantized in zip(inners, (3, 4, 0), strict=True):
         model = nn.Sequential(*stem, inner, *chain, nn.Conv2d(16, 16, 1)).eval()
         plan = compile(model, x, dtype=dtype, device="cpu", calibration=[x]).plan(x)
         assert sum(step.node.attributes.get("quantized") == dtype for step in plan.steps) == quantized

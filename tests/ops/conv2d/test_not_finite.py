@@ -7,7 +7,7 @@ import torch
 
 from escalade.device.run import bind
 from escalade.ops import OPERATIONS, Rung
-from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.dtypes import QUANTIZED, STORAGE
 from escalade.ops.conv2d import Conv2dProblem
 from tests import formulas
 from tests.support import SHARE, all_rungs, cover, label, supported
@@ -33,7 +33,7 @@ def problem_for(rung: Rung[Conv2dProblem]) -> Conv2dProblem:
         for p in known
         if p.dilation == (1, 1)
         and not p.shortcut_channels
-        and p.dtype != "fp8"
+        and p.dtype not in QUANTIZED
         and p.output_elements
         and not (p.prologue or p.activation)
         and p.output_pixels > 2 * seen_by(p)

@@ -120,7 +120,7 @@ def test_gradients_of_two_types_are_one_step(rung: str | None) -> None:
             rule, parameters, given, {}, rule.scalars(), no_progress(), checked=True, rung=rung
         )
         for one, old, gradient in zip(parameters, before, given, strict=True):
-            expected = old if infinite is not None else old - 0.1 * gradient.float() / 65536.0
+            expected = old if infinite is not None else old - 0.1 * gradient.float() / 8.0
             torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-6)
 
 
