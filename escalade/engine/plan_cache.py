@@ -53,7 +53,7 @@ from escalade.terminal_text import counted
 logger = logging.getLogger("escalade")
 
 MAX_SIGNATURES = 64
-"""Limit for guarded inputs: there is no end of different strides."""
+"""Limit for guarded inputs: the number of different strides is unbounded."""
 InputSignature = tuple[Any, ...]
 """Shape, dtype, device and strides of the one tensor of a call."""
 

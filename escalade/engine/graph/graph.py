@@ -38,7 +38,7 @@ ORDERS = "orders"
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands for a value among the arguments of an `aten` node, by its role in the node's inputs."""
+    """Placeholder for a value among the arguments of an `aten` node, by its role in the node's inputs."""
 
     role: str
 

@@ -59,7 +59,7 @@ def fuse_residuals(graph: Graph) -> None:
 
 
 def _can_add(graph: Graph, value: str, node: Node) -> bool:
-    """Return True if `value` is produced by a layer that can compute the addition `node` and what that applies."""
+    """Return True if the layer that produces `value` can compute the addition `node` and its activation."""
     layer = graph.nodes.get(value)
     if layer is None or not operator_of(layer).takes_residual(layer) or "residual" in layer.inputs:
         return False

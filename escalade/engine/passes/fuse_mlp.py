@@ -305,7 +305,7 @@ def _gate(graph: Graph, pool: Node) -> list[Node]:
 
 
 def _fused_gate(graph: Graph, chain: Sequence[Node], dtype: str) -> Node | None:
-    """Return one node for a gate; None if it does not map the channels to themselves, or three launches are faster."""
+    """Return one node for a gate; None if it changes the number of channels, or three launches are faster."""
     pool, squeeze, excite = (node for node in chain if not Reshape.matches(node))
     image = tuple(size for size in graph.shape_of(pool.inputs["x"]) if isinstance(size, int))
     down, up = (graph.constants[layer.inputs["weight"]].shape[:2] for layer in (squeeze, excite))

@@ -47,7 +47,7 @@ def _has_adjacent_windows(node: Node) -> bool:
 
 
 def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
-    """Return True if only the pool reads the layer, dtypes are equal, and no window reaches over the edge."""
+    """Return True if only the pool reads the layer, dtypes are equal, and no window exceeds the image."""
     a = layer.attributes
     if a.get("quantized") or "pool" in a:
         return False
@@ -64,7 +64,7 @@ def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
 
 
 def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Return True if a rung for both is estimated to take less time than the two steps."""
+    """Return True if a fused rung is estimated to take less time than the two steps."""
     layer_forms = forms.of(layer)
     choice = None if layer_forms is None else estimates.choice(fused, layer_forms, exact=True)
     if choice is None or layer_forms is None:

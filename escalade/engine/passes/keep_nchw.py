@@ -47,7 +47,7 @@ def _converts_to(node: Node, layout: str) -> bool:
 
 
 def _between_conversions(graph: Graph, first: Node) -> list[Node]:
-    """Return all nodes that images in NHWC connect to a conversion, in order; empty if they are many."""
+    """Return all nodes connected to a conversion by NHWC images, in order; empty if there are more than the limit."""
     users = graph.users()
     found, pending = {first.name}, [first]
     while pending:
@@ -124,7 +124,7 @@ def _fuse_vectors(graph: Graph, steps: Iterable[Node]) -> None:
 
 
 def _function_of_vectors(graph: Graph, node: Node) -> tuple[Expression, dict[str, torch.Tensor]] | None:
-    """Return a node as an expression of x and of vectors by name; None if it is none."""
+    """Return a node as an expression of x and of vectors by name; None if it has no such form."""
     if BatchNorm.matches(node):
         weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in STATISTICS)
         scale = weight / (variance + node.attributes["epsilon"]).sqrt()
@@ -157,7 +157,7 @@ def _is_plain_image(name: str, graph: Graph) -> bool:
 
 
 def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
-    """Return a node that reads and writes NCHW; None if there is none."""
+    """Return the node with NCHW input and output; None if it has no NCHW kernel."""
     images = {role: "nchw" for role, name in node.inputs.items() if name in in_nchw}
     if not _is_convolution(node):
         layouts = operator_of(node).layouts(node, images)

@@ -23,8 +23,7 @@ from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_op
 from escalade.ops.expressions import IDENTITY, Expression
 
 WORTHWHILE = 0.9
-"""Share of the estimated time from which on sums are left to the normalization's own kernels: estimates are off by
-about as much."""
+"""A fusion must take less than this fraction of the unfused estimate: estimates are off by about as much."""
 
 
 def fuse_batch_norm_epilogues(graph: Graph) -> None:

@@ -178,7 +178,7 @@ def _check_output_size(node: Node, lowered: Lowered, form: Form) -> None:
 
 
 def _lowest_rung(lowered: Lowered, place: DeviceOrCard) -> Choice:
-    """Choose the lowest rung that supports the problem and keeps no state shared between calls."""
+    """Choose the lowest rung that supports the problem and keeps no state between calls."""
     for rung in lowered.operation.ladder.on(Card.of(place)):
         if rung.refusal(lowered.problem) is None:
             choice = choose(lowered.operation, lowered.problem, place, rung.name)
