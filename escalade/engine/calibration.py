@@ -72,9 +72,7 @@ class Calibration:
         kept = [layer for layers in self.keep.values() for layer in layers]
         for layer in kept:
             if not any(is_kept(node, [layer]) for node in fused):
-                raise UnsupportedError(
-                    f"keep names {layer!r}, which is not a layer that the engine computes"
-                )
+                raise UnsupportedError(f"keep names {layer!r}, which is not a layer that the engine computes")
         batches: list[list[torch.Tensor]] = []
         if isinstance(self.batches, str | os.PathLike):
             graph.ranges, graph.means = read_ranges(self.batches, fused, dtype)

@@ -90,7 +90,7 @@ def test_a_call_that_is_refused_leaves_the_reason() -> None:
 
 def test_names_are_found_or_said() -> None:
     assert list(chosen(("relu", "add_relu"))) == ["relu", "add_relu"] and chosen(()) == CALLS
-    with pytest.raises(UnsupportedError, match="no call 'relus'; there is conv2d,"):
+    with pytest.raises(UnsupportedError, match="no call 'relus'; known: conv2d,"):
         chosen(("relus",))
 
 

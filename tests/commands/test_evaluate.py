@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_is_a_sentence(
     (broken / "a.png").write_text("no image")
     monkeypatch.setattr(evaluation, "compile_classifier", lambda *_: torch.zeros(1))
     for arguments, sentence in (
-        (("vgg16_bn", *asked), "there is no network 'vgg16_bn' to evaluate; there is resnet18"),
+        (("vgg16_bn", *asked), "there is no network 'vgg16_bn' to evaluate; known: resnet18"),
         (("resnet50", *asked), "net.pth has the weights of a ResNet-10, not of resnet50"),
         (("resnet18", *asked, "-t", "int4"), "dtype 'int4'"),
         (("resnet18", "-w", weights, "-d", tmp_path / "broken", "--device", "cpu"), "a.png cannot be read: not an"),

@@ -387,7 +387,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(
 
     refused("no file")
     path.write_bytes(b"not a graph")
-    refused("it.onnx is no ONNX file, or is damaged")
+    refused("it.onnx is not an ONNX file, or is damaged")
     refused("operators that are not supported: LSTM", ("LSTM", _NEWEST, [_X], [], {}, 1))
     refused("opset 12; supported are opsets 13 to 23", ("Relu", 12, [_X], [], {}, 1))
     refused(r"'y0' \(Resize\): coordinate_transformation_mode='asymmetric'.*1\.5", (

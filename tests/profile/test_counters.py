@@ -93,18 +93,18 @@ def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
     words = diagnose(PART, [*parse(printed())], floor_us=500.0)
     assert words.split("; ") == [
         "waits on memory: 71% of stalls are long scoreboard",
-        "moves 1.9x the bytes that it must",
+        "moves 1.9x the compulsory bytes",
         "takes 2.5x its floor",
         "a load touches 32 sectors",
-        "25% of the turns of shared memory are bank conflicts",
-        "18% of the warps that fit are there, with 168 registers a thread and 97 KiB of shared memory a block",
+        "25% of shared-memory wavefronts are bank conflicts",
+        "occupancy is 18%, with 168 registers per thread and 97 KiB of shared memory per CTA",
     ]
 
 
 def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
     busy = Counters("k", us=4.0, tensor_pct=71.0, dram_pct=65.0, occupancy_pct=9.0, stalls={"gmma": 1.0})
     short = Counters("pack", us=1.0, dram_pct=99.0)
-    assert diagnose(PART, [short, busy], None) == "is busy on tensor cores: they work in 71% of all cycles"
+    assert diagnose(PART, [short, busy], None) == "is bound by tensor cores: active in 71% of all cycles"
     assert diagnose(PART, [Counters("k", us=2.0, stalls={"odd_reason": 1.0})], None).startswith(
         "waits on odd reason"
     )
@@ -118,9 +118,9 @@ def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
         Requests("shared", "load", 10, 20, 15, 1280),
     )
     assert diagnose_counts(Counts(lines, unique_read_bytes=3200)).split("; ") == [
-        "asks for each byte that it reads 3.0 times",
+        "requests each byte 3.0 times",
         "a load touches 30 sectors",
-        "25% of the turns of shared memory are bank conflicts",
+        "25% of shared-memory wavefronts are bank conflicts",
     ]
     assert diagnose_counts(Counts()) == ""
 

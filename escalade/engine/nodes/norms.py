@@ -281,7 +281,9 @@ class GroupNorm(Operator):
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
-        layout = {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}  # one pixel: the same bytes in both layouts
+        layout = (
+            {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}
+        )  # one pixel: the same bytes in both layouts
         return Lowered(
             GROUP_NORM, image_problem(GroupNormProblem, node, form, forms.stored, **layout), in_place="x"
         )

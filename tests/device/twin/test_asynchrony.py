@@ -114,7 +114,7 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
 }
 """
 
-UNDER_WAY = "under way|in flight"
+IN_FLIGHT = "in flight"
 STILL_READ = "still has to read"
 MISTAKES = {
     "INITIALISED_TWICE": "where an mbarrier is in use",
@@ -124,11 +124,11 @@ MISTAKES = {
     "UNEVEN_REGISTERS": "of a warpgroup hold",
     "TOO_MANY_REGISTERS": "the warps want",
     "LOAD_NOBODY_WAITS_FOR": "none of its threads waited",
-    "NO_EMPTY_WAIT": f"{UNDER_WAY}|{STILL_READ}|more arrivals|race",
-    "TOO_FEW_BYTES": f"{UNDER_WAY}|more arrivals|deadlock",
-    "ISSUER_READS": UNDER_WAY,
-    "NO_FULL_WAIT": f"{UNDER_WAY}|nothing wrote|race",
-    "SAME_PARITY": f"{UNDER_WAY}|{STILL_READ}|race|deadlock",
+    "NO_EMPTY_WAIT": f"{IN_FLIGHT}|{STILL_READ}|more arrivals|race",
+    "TOO_FEW_BYTES": f"{IN_FLIGHT}|more arrivals|deadlock",
+    "ISSUER_READS": IN_FLIGHT,
+    "NO_FULL_WAIT": f"{IN_FLIGHT}|nothing wrote|race",
+    "SAME_PARITY": f"{IN_FLIGHT}|{STILL_READ}|race|deadlock",
     "NO_WGMMA_FENCE": "no wgmma.fence before it",
     "NO_SECOND_FENCE": "register 3 was read or written after the last wgmma.fence",
     "CLEARED_AFTER_FENCE": "register 0 was read or written after the last wgmma.fence",
@@ -142,14 +142,14 @@ MISTAKES = {
     "WAIT_TOO_FEW": STILL_READ,
     "NO_WGMMA_WAIT": f"{STILL_READ}|accumulator register",
     "FREED_BEFORE_WAIT": STILL_READ,
-    "FREED_BY_ONE_WARP": f"{STILL_READ}|{UNDER_WAY}|nothing wrote",
+    "FREED_BY_ONE_WARP": f"{STILL_READ}|{IN_FLIGHT}|nothing wrote",
     "NO_PROXY_FENCE": "without a proxy fence of its own",
     "LATE_PROXY_FENCE": "without a proxy fence",
     "PROXY_FENCE_OF_THE_COPIER": "which thread [1-9].* without a proxy fence of its own",
     "SOURCE_WRITTEN": STILL_READ,
     "SOURCE_WRITTEN_BY_ANOTHER": STILL_READ,
     "NO_STORE_WAIT": "may still read shared memory",
-    "RESULT_READ": "under way",
+    "RESULT_READ": "in flight",
 }
 WRONG = ("STRIDE",)  # nothing to report, but another result
 FINE = (

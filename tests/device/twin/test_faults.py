@@ -81,7 +81,7 @@ REPORTS = {
     "WILD": f"{WILD:#x}",
     "DIVIDE": "divides an integer by zero",
     "REMAINDER": "divides an integer by zero",
-    "TRAP": "comes to an instruction that stops it",
+    "TRAP": "executes a trap instruction",
 }
 
 

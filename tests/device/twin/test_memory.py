@@ -77,7 +77,7 @@ extern "C" __global__ void unseen(float* y, int at) {
     ):
         launch(kernel, 1, 1, (y, 18))
     with pytest.raises(
-        TwinError, match="kernel.cu:5: thread 0 .* where there is none: .* past the end of buffer 0"
+        TwinError, match="kernel.cu:5: thread 0 .* accesses unmapped memory at .* past the end of buffer 0"
     ):
         launch(kernel, 1, 1, (y, 2000))
     assert room.sum() == 1
