@@ -37,7 +37,7 @@ PROMISED = {
     "custom_network": "Nothing falls back to PyTorch",
     "own_kernel": "reads shared parts",
     "streaming": "1 images: classes",
-    "torch_compile": "right, also with other weights",
+    "torch_compile": "correct, also with new weights",
     "training_step": "5 steps taken, 0 skipped",
 }
 """What each prints near its end."""
