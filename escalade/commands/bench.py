@@ -26,7 +26,7 @@ from escalade.commands.progress import status
 from escalade.device import host_memory
 
 PICTURES = (".png", ".svg", ".pdf")
-"""Those of `escalade_bench.report.plots`, which imports PyTorch."""
+"""File types of `escalade_bench.report.plots`, repeated here because that module imports PyTorch."""
 
 
 def command(

@@ -158,7 +158,8 @@ class TrainingStep:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._device)
         in_pytorch = self._device.type == "cpu" and not settings.on_twin
-        # An object of its own: plans hold it, and must not refer back to this one.
+        # A separate object: plans hold it, and a reference back to this step would be a cycle that delays freeing
+        # memory.
         self._update = Update(settings, self._scale, self._device, in_pytorch)
         self._optimizer_state = OptimizerState.of(optimizer)
         self._lock = self._optimizer_state.lock
@@ -244,7 +245,7 @@ class TrainingStep:
 
     @property
     def loss_parts(self) -> tuple[torch.Tensor, ...]:
-        """What the loss returned after its first result in the last call, such as the terms of a sum."""
+        """Further results of the loss in the last call, such as the terms of a sum."""
         return next(reversed(self._plans.values())).parts()
 
     @property
