@@ -57,4 +57,4 @@ def test_an_operation_a_rung_and_a_layer_are_added_as_the_pages_say(tmp_path: pa
     assert "naive" in verified and "warp_per_row" in verified and "all right" in verified
     layer = (ROOT / "docs" / PAGES[2]).read_text()
     (tried,) = re.findall(r"^```python\n(# Try it.*?)^```$", layer, re.DOTALL | re.MULTILINE)
-    assert "warp_per_row" in python("-c", tried)  # a kernel of ours, not PyTorch's
+    assert "warp_per_row" in python("-c", tried)  # our kernel, not PyTorch's

@@ -1,4 +1,4 @@
-"""Files that are replaced: by several writers, through links, with the permissions that they had."""
+"""Replaced files: by several writers, through links, with their permissions kept."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestWriting:
     def test_what_is_no_plain_file_is_left_alone(
         self, write: Callable[..., None], tmp_path: pathlib.Path
     ) -> None:
-        """A device in its place would be lost to all programs, and a pipe nobody reads be waited for."""
+        """Replacing a device would break all programs, and opening a pipe without a reader would block."""
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "null").symlink_to("/dev/null")
         (tmp_path / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""The slice that the date chooses: the same for a date, another for another, and failures that can be repeated."""
+"""The slice chosen by the date: reproducible per date, different between dates, and failures can be repeated."""
 
 from __future__ import annotations
 

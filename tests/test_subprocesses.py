@@ -1,4 +1,4 @@
-"""Other programs: where they are found, and what of this process they get to see."""
+"""Other programs: where they are found, and which state of this process they inherit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_headers_of_the_environment_are_not_read(
 def test_the_environment_does_not_change_what_the_compiler_does(
     name: str, value: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has a linker and an assembler that do something else."""
+    """The folder contains a fake linker and assembler."""
     folder = tmp_path / "trap"
     folder.mkdir()
     for program in ("as", "ld", "collect2", "cc1plus"):
@@ -112,7 +112,7 @@ def test_a_full_disk_is_not_taken_for_an_error_in_the_source() -> None:
 def test_git_is_not_told_what_to_do_by_the_environment(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record's commit is that of the package, in whatever repository the caller is."""
+    """A record's commit is that of the package, whatever repository the caller is in."""
     if subprocesses.find_program("git") is None:
         pytest.skip("there is no git here")
     subprocesses.run(["git", "init", "-q", tmp_path / "other"])

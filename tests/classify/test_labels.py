@@ -1,4 +1,4 @@
-"""The names of classes: from files, from torchvision, or none."""
+"""Class names: from files, from torchvision, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `build`, and networks by constructors and programs where other commands take them."""
+"""The command `build`; and constructors and programs as networks of other commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = f"{Colours.__module__}:{Colours.__name__}"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tiny, pathlib.Path]:
-    """A network, and its program in a file, exported for one item."""
+    """A network, and its exported program in a file, for one item."""
     torch.manual_seed(5)
     model = Tiny().eval()
     path = tmp_path_factory.mktemp("program") / "tiny.pt2"

@@ -1,4 +1,4 @@
-"""The command `cache`: what it shows, and what it removes."""
+"""The command `cache`: its output, and the entries it removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `check`: what it asks for, what it prints, and when it fails."""
+"""The command `check`: its measurements, output and exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.commands.support import run
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU that need not be here, and a network that takes as long as `plan_us` says."""
+    """A fake GPU, and a network that takes `plan_us`."""
     found: dict[str, Any] = {"plan_us": 10.0}
 
     def network(name: str, batch: int, dtype: str | None, device: str, *, measured: bool) -> tuple[Any, ...]:

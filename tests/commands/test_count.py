@@ -1,4 +1,4 @@
-"""The command `count`: what it shows and files."""
+"""The command `count`: its output and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: kernels run in it, also without a GPU, and a wrong result ends it."""
+"""The demo: its kernels run without a GPU too, and a wrong result stops it."""
 
 from __future__ import annotations
 

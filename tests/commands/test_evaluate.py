@@ -1,4 +1,4 @@
-"""`escalade bench evaluate`: right answers that plain PyTorch confirms, in the table, in files and in records."""
+"""`escalade bench evaluate`: answers match plain PyTorch, in the table, in files and in records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSES = 7
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ResNet-10 in the place of ResNet-18."""
+    """A ResNet-10 in place of ResNet-18."""
     monkeypatch.setitem(evaluation.NETWORKS, "resnet18", 10)
 
 
@@ -45,7 +45,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def data(weights: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Five images, labelled as PyTorch ranks them: two with its first class, two with its second, one with its last."""
+    """Five images, labeled by PyTorch's ranking: two with its first class, two with its second, one with its last."""
     folder = tmp_path_factory.mktemp("data")
     model = models.load_resnet(network(), weights)
     for number, rank in enumerate((0, 0, 1, 1, CLASSES - 1)):

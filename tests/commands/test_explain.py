@@ -17,7 +17,7 @@ from tests.commands.support import run
 
 
 class Small(nn.Module):
-    """A convolution, and a step that no kernel does."""
+    """A convolution, and a step without a kernel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command `ladder`: what it shows and files."""
+"""The command `ladder`: its output and records."""
 
 from __future__ import annotations
 

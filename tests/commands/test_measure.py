@@ -1,4 +1,4 @@
-"""The command `measure` where there is no GPU: what it lists and checks, and what it refuses."""
+"""The command `measure` without a GPU: its list, its check, and its refusals."""
 
 from __future__ import annotations
 

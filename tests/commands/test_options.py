@@ -1,4 +1,4 @@
-"""What all commands' options have in common, of every option that there is."""
+"""Properties that all options of all commands share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from escalade.errors import EscaladeError, OutOfMemory, UnsupportedError
 from tests.commands.support import run
 
 READ = {"images", "weights", "labels", "data", "classes", "judge", "against", "root"}
-"""The paths that commands read."""
+"""Paths that commands read."""
 READ_FROM_RESULTS = {"measure", "report", "tables"}
 
 
 def every_option() -> Iterator[tuple[str, str, Any, Any]]:
-    """Each command with each of its options: name, type and what typer is told of it."""
+    """Every option of every command: name, type and typer's settings."""
     for command in cli.COMMANDS:
         function = importlib.import_module(f"escalade.commands.{command}").command
         for name, hint in typing.get_type_hints(function, include_extras=True).items():

@@ -1,4 +1,4 @@
-"""The command `precompile`: what it compiles."""
+"""The command `precompile`: the kernels it compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `profile`: what it takes, and what it says where there is no GPU."""
+"""The command `profile`: its arguments, and its message without a GPU."""
 
 from __future__ import annotations
 

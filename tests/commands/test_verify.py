@@ -97,7 +97,7 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
 def test_long_work_is_announced_with_an_estimate_and_a_way_to_take_less(
     monkeypatch: pytest.MonkeyPatch, with_operation: Scale
 ) -> None:
-    """Only if it is long: kernels that the cache has take no time."""
+    """Reported only if it takes long: cached kernels take no time."""
     short = run("verify", "scale", "--rung", "right", "--device", "twin", columns=200)
     assert "to compile" not in short.output and short.exit_code == 0, short.output
     monkeypatch.setattr(precompilation, "_TWIN_SECONDS", 3600.0)

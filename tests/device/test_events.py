@@ -1,4 +1,4 @@
-"""Events that a call records: by the driver where it waits for nothing, by PyTorch elsewhere."""
+"""Events recorded by a call: by the driver where it never waits, by PyTorch elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reused memory: layouts, growth, and several tensors in one piece."""
+"""Reused memory: layouts, growth, and several tensors in one allocation."""
 
 from __future__ import annotations
 

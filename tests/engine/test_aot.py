@@ -1,4 +1,4 @@
-"""What a file carries for GPUs: plans that are made of it again, and machine code that needs no compiler."""
+"""AOT data of a file for GPUs: plans are rebuilt from it, and machine code needs no compiler."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pa
 def test_what_was_brought_goes_along(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With copies and pickles, and to a GPU that an engine is moved to after it was loaded."""
+    """Through copies and pickles, and on a GPU that an engine moves to after loading."""
     loaded = load(path, device="cpu")
     for again in (loaded, copy.copy(loaded), pickle.loads(pickle.dumps(loaded))):
         assert [plan.card for plan in again._plans.artifacts.plans] == [H200.name] * 2
@@ -126,7 +126,7 @@ def test_a_loaded_engine_says_which_sizes_it_serves(
     served = carried.served(H200)
     assert served == ["1×64 float32 flat", "3×64 float32 flat"] and not carried.served(A100)
     loaded = load(path, device="twin")
-    loaded(torch.randn(2, 64))  # no plan of the file: its kernels are built
+    loaded(torch.randn(2, 64))  # not a plan of the file: its kernels are built
     (name,) = (entry.name for entry in loaded.graph.inputs)
     for shape, sentence in {
         (
@@ -183,7 +183,7 @@ def test_what_cannot_be_carried_is_said(
 
 
 def _rewritten(path: pathlib.Path, place: pathlib.Path, change: Any) -> pathlib.Path:
-    """The file with something else carried, and a checksum that fits."""
+    """The file with other AOT data, and a matching checksum."""
     contents = Contents.of(path)
     carried = json.loads(contents.metadata["carried"])
     text = change(carried, contents.tensors)
@@ -234,7 +234,7 @@ def test_what_is_carried_is_checked(
 
 
 def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
-    """Every value replaced by others of all types: a ValueError, or something whose plans can be asked for."""
+    """Every value replaced by others of all types: a ValueError, or data whose plans can be requested."""
     contents = Contents.of(path)
     text = contents.metadata["carried"]
     refused = 0
@@ -263,7 +263,7 @@ def test_what_is_carried_is_part_of_the_checksum(path: pathlib.Path, tmp_path: p
 
 
 def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Of another version of Escalade, or of somebody who wrote what he liked: only a rung's own configs are taken."""
+    """AOT data of another version or an attacker: only a rung's own configs are accepted."""
 
     def change(carried: Any, _: Any) -> None:
         for plan in carried["plans"]:

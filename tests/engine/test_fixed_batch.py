@@ -1,4 +1,4 @@
-"""Deterministic engines: an item's bits are the same in every batch and beside anything."""
+"""Deterministic engines: an item's bits are the same in every batch, whatever the other items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.errors import UnsupportedError
 
 
 class Mixed(nn.Module):
-    """Layers that add up in several ways: over channels, windows, groups, pixels and features."""
+    """Layers that sum in several ways: over channels, windows, groups, pixels and features."""
 
     def __init__(self) -> None:
         super().__init__()

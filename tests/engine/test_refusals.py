@@ -1,4 +1,4 @@
-"""What a careless caller of the engine hears: one sentence, whatever was given."""
+"""Messages for wrong uses of an engine: one sentence for any argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.randn(2, 3, 6, 6)
 
 
 class Block(nn.Module):
-    """A convolution under a name with dots."""
+    """A convolution under a dotted name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_model_that_returns_a_number_out_of_a_tensor_is_told_what_to_do() -> N
 def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PyTorch prints all that it has traced, and logs."""
+    """PyTorch prints everything it traced, and logs."""
     with caplog.at_level(logging.WARNING), pytest.raises(EscaladeError) as refused:
         escalade.compile(Branching(), X)
     line = Branching.forward.__code__.co_firstlineno + 1

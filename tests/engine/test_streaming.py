@@ -1,4 +1,4 @@
-"""Batches from host memory: order, sizes, failures, early ends, and memory that stays what it is."""
+"""Batches from host memory: order, sizes, failures, early ends, and constant memory use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from escalade.engine.streaming import THREAD
 from escalade.errors import UnsupportedError
 
 LONGEST = 60
-"""Seconds until a test that hangs fails. None passes by waiting for as long."""
+"""Seconds until a hanging test fails. None passes by waiting for it."""
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -35,7 +35,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[StagingBuffer]:
-    """The staging memory that is alive."""
+    """Live staging memory."""
     alive: weakref.WeakSet[StagingBuffer] = weakref.WeakSet()
 
     def make(*arguments: Any) -> StagingBuffer:
@@ -170,7 +170,7 @@ def test_the_producer_works_ahead_and_not_further_than_depth(engine: Engine) -> 
     while pulled < 4 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert pulled >= 4, "three batches are staged while the first is looked at"
-    time.sleep(0.05)  # for one that would go on
+    time.sleep(0.05)  # for one that would continue
     assert pulled <= 5, "four slots, one of which has been freed once"
     results.close()
     assert not feeders()
@@ -191,7 +191,7 @@ def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engi
 
 def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[StagingBuffer]) -> None:
     gc.collect()
-    gc.disable()  # a cycle of references would be found sooner or later, but holds memory until then
+    gc.disable()  # a reference cycle would be collected eventually, but holds memory until then
     try:
         with contextlib.suppress(UnsupportedError):
             list(engine.stream([batch(0), torch.zeros(1)]))
@@ -242,7 +242,7 @@ def test_stopping_early_leaves_no_thread_and_no_memory(
 
 
 class Blocked:
-    """A producer of two batches that then waits, until it is let go."""
+    """A producer of two batches that then waits until released."""
 
     def __init__(self) -> None:
         self.is_blocked, self.go, self.is_closed = threading.Event(), threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ class Blocked:
             self.is_closed.set()
 
     def release(self) -> None:
-        """What is left of it ends, and is closed where it ran."""
+        """The rest of it ends, and is closed in the thread that ran it."""
         (thread,) = feeders()
         assert thread.daemon
         self.go.set()
@@ -267,7 +267,7 @@ class Blocked:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does, from any thread."""
+    """Raise like Ctrl-C, from any thread."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
@@ -294,7 +294,7 @@ def leave_by_an_exception(engine: Engine, given: Blocked) -> None:
 
 
 def leave_by_an_interrupt(engine: Engine, given: Blocked) -> None:
-    """While the next result is awaited, as Ctrl-C comes."""
+    """Ctrl-C while waiting for the next result."""
     results = engine.stream(given.batches())
     next(results)
     next(results)
@@ -329,7 +329,7 @@ def test_a_producer_that_blocks_keeps_nobody(
 
 
 def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engine) -> None:
-    """Already where it is asked for its iterator."""
+    """Fails when asked for its iterator."""
     go = threading.Event()
 
     class Slow:
@@ -349,7 +349,7 @@ def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engi
 
 def test_a_generator_is_closed_and_nothing_else_is(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     class Own:
-        """An iterator of the caller's, who may want to go on with it."""
+        """An iterator that the caller may continue."""
 
         is_closed = False
 

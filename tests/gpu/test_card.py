@@ -1,4 +1,4 @@
-"""The card that is here: what its description says against what the driver says."""
+"""The installed card: its description against the driver's data."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_rates_derived_for_an_h200_are_near_the_measured_ones(h200: torch.device
 
 @pytest.mark.parametrize("blocks", range(2, 9))
 def test_as_many_clusters_run_at_once_as_the_card_says(h200: torch.device, blocks: int) -> None:
-    """By the driver, for a kernel that takes a multiprocessor a block. Which of its multiprocessors work together
-    differs a little from one H200 to another."""
+    """By the driver, for a kernel with one CTA per SM. Which SMs form a cluster differs slightly
+    between H200s."""
     from cuda.bindings import driver
 
     problem = Conv2dProblem.square(512, 512, 7, 3, dtype="fp16", layout="nhwc")

@@ -1,4 +1,4 @@
-"""`make gpu-test` is judged: what it runs, and that it fails where it should. Needs no GPU: the sanitizer is a fake."""
+"""Tests of `make gpu-test`: what it runs, and when it fails. Needs no GPU: the sanitizer is fake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_jobs_say_whether_their_results_are_right(capsys: pytest.CaptureFixture[
 
 
 def test_raw_memory_is_not_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under initcheck, a read before the first write must not meet a pattern that we wrote."""
+    """Under initcheck, memory must not be filled with a pattern before its first write."""
     patterns: list[str] = []
 
     def fill(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_what_a_sanitizer_says(text: str, findings: list[str], right: int, said:
 
 
 def fake(tmp_path: pathlib.Path, body: str) -> str:
-    """A sanitizer that runs the program on the twin, or does what `body` says instead."""
+    """A sanitizer that runs the program on the twin, or runs `body` instead."""
     script = tmp_path / "compute-sanitizer"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo Version 9.9; exit 0; }}\n{body}\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -171,7 +171,7 @@ SUITE = Part("tests", "pytest", gate.counted(REPORT), 200.0)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were one."""
+    """Pretend that there is one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(store, "provenance", lambda device, command: replace(ORIGIN, command=command))
     monkeypatch.setattr(gate, "run_suite", lambda workers, seed: SUITE)

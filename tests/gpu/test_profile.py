@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Nsight Compute hangs there are no counters, and the tests of others go on."""
+    """If Nsight Compute hangs, counters are skipped, and the other tests continue."""
     monkeypatch.setattr(ncu, "SECONDS", 60.0)
 
 

@@ -1,4 +1,4 @@
-"""Records go to disk and come back; what is not a record is refused by line."""
+"""Records are written and read back; invalid records are refused by line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _BATCH_TESTS, _DATA_TESTS = ("tests/train/test_batches.py",), ("tests/train/test
 _PARALLEL, _TWO = "escalade_apps/train/parallel.py", ("tests/train/test_parallel.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
-    # Runs that go on
+    # Resumed runs
     Mutant(
         "trainer/moments-not-restored",
         _STEPS,

@@ -1,4 +1,4 @@
-"""Several rungs counted in one run: their layouts, and the records of what they moved."""
+"""Several rungs counted in one run: their layouts, and records of their traffic."""
 
 from __future__ import annotations
 

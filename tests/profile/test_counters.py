@@ -1,4 +1,4 @@
-"""What Nsight Compute prints, read: units, thousands, gaps, and the figures and words that follow."""
+"""Parsing of Nsight Compute's output: units, thousands, gaps, and the figures and diagnosis that follow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLUMNS = {
 
 
 def printed(**changed: tuple[str, str]) -> str:
-    """A table of one kernel, with what ncu says before and after it."""
+    """A table of one kernel, with ncu's messages before and after it."""
     columns = {
         "ID": ("", "0"),
         "Kernel Name": ("", "conv2d_naive"),

@@ -1,4 +1,4 @@
-"""Paths and URIs: what is found under them, read and classified, without a cluster; and Escalade without Ray."""
+"""Paths and URIs: files found, read and classified, without a cluster; and Escalade without Ray."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def encoded(number: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Images in folders, and the same in memory, which is a store as S3 is."""
+    """Images in folders, and the same in memory, as an object store like S3."""
     memory = fsspec.filesystem("memory")
     for number, name in enumerate(NAMES):
         place = tmp_path / "bucket" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(encoded(40 * number))
-        if "#" not in name:  # which those URIs cannot spell
+        if "#" not in name:  # those URIs cannot spell them
             memory.pipe(f"/bucket/{name}", encoded(40 * number))
     return tmp_path / "bucket"
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_a_sentence(name: str, sentence: str) -> None:
 
 
 def test_an_address_where_nobody_listens_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster may be there
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster may still run
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with (

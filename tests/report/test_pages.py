@@ -1,4 +1,4 @@
-"""The pages: what is in them comes from records, every figure is shown, and what is missing is said."""
+"""The pages: their contents come from records, every figure is shown, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OLD: dict[str, Any] = {"commit": "old", "date": "2026-01-01T00:00:00+00:00"}
 
 
 def row(page: str, begin: str) -> list[str]:
-    """The cells of the first row that begins so."""
+    """Return the cells of the first row that starts with this text."""
     line = next(line for line in page.splitlines() if line.startswith(f"| {begin}"))
     return [cell.strip() for cell in line.split("|")[1:-1]]
 

@@ -1,4 +1,4 @@
-"""A table is the same on a terminal, in Markdown and in HTML, and says where each figure comes from."""
+"""A table is the same on a terminal, in Markdown and in HTML, and names the source of each figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes train as one does, and neither goes on without the other."""
+"""Two processes train like one, and neither continues without the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 GIVEN = {
     "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.5, "flip": True, "optimizer": "sgd",
 }  # fmt: skip
-"""SGD, whose steps are as large as its gradients: Adam's are the same for a sum of gradients and for their mean."""
+"""SGD, whose steps are proportional to gradients: Adam's are the same for a sum of gradients and for their mean."""
 PROGRAM = f"""
 import os, pathlib, sys, torch, torch._dynamo
 from escalade.errors import EscaladeError

@@ -1,4 +1,4 @@
-"""Runs: they learn, end when they should, and go on bit for bit wherever they were ended."""
+"""Runs: they learn, end when they should, and resume bit for bit from any interruption."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trained(folder: pathlib.Path, resume: bool = False, **given: Any) -> tuple[O
 
 
 class KilledError(Exception):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def killed_after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,17 +91,17 @@ def assert_same(one: Any, other: Any) -> None:
 def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that draws random numbers, in a process whose generator is somewhere else."""
+    """Also a network that draws random numbers, in a process whose generator has another state."""
     torch.manual_seed(7)
     trained(tmp_path / "whole", task=NOISY)
     whole = course(tmp_path / "whole")
     assert len(whole[1]) == STEPS + 2
     points = [
-        (DistributedStep, "__call__", 0),  # before anything
+        (DistributedStep, "__call__", 0),  # before the first step
         (DistributedStep, "__call__", 3),  # between two checkpoints
-        (Trainer, "_evaluate", 0),  # the epoch's steps are taken
-        (checkpoints, "save", 2),  # it was evaluated and not kept
-        (files.os, "replace", 5),  # a checkpoint was written and is not in its place
+        (Trainer, "_evaluate", 0),  # after the epoch's last step
+        (checkpoints, "save", 2),  # evaluated, but not saved
+        (files.os, "replace", 5),  # a checkpoint was written, but not renamed
         (logs.JsonLog, "write", 7),  # in the middle of the log
     ]
     for number, (owner, name, calls) in enumerate(points):
@@ -112,7 +112,7 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
             with pytest.raises(KilledError):
                 trained(folder, task=NOISY)
         with open(folder / "log.jsonl", "a") as log:
-            log.write('{"event": "step", "st')  # a line that was cut short
+            log.write('{"event": "step", "st')  # a truncated line
         torch.manual_seed(8 if (folder / "checkpoint.pt").exists() else 7)
         outcome, _ = trained(folder, resume=True, task=NOISY)
         assert outcome.step == STEPS
@@ -131,7 +131,7 @@ def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
         with pytest.raises(KilledError):
             trainer("autoencoder", SMALL, tmp_path, HERE, csv=True).run(lambda news: None)
     with open(tmp_path / "steps.csv", "a") as file:
-        file.write("9,0.5,0.1\n10,0.")  # rows behind the checkpoint, the last one cut short
+        file.write("9,0.5,0.1\n10,0.")  # rows after the checkpoint, the last one truncated
     trainer("autoencoder", SMALL, tmp_path, HERE, resume=True, csv=True).run(lambda news: None)
     expected: dict[str, list[dict[str, str]]] = {logs.STEP: [], logs.EVALUATION: []}
     for line in logs.read(tmp_path / "log.jsonl"):
@@ -183,7 +183,7 @@ def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch
 
 
 def test_planned_steps_go_on_bit_for_bit_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss scale that is too large comes down, steps are skipped meanwhile, and a second process knows of it."""
+    """A loss scale that is too large shrinks while steps are skipped, in a second process too."""
     monkeypatch.undo()
     add_noisy(monkeypatch)
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)

@@ -1,4 +1,4 @@
-"""Random convolutions, how every candidate of them is measured, and how choices are judged by that."""
+"""Random convolutions, measurements of all their candidates, and scores of choices by them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_file_of_something_else_is_named(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("text", ["a letter to a friend", "a letter to a friend\n", '{"a": 1}', "[1, 2]\n"])
 def test_a_file_of_something_else_is_never_overwritten(text: str, tmp_path: pathlib.Path) -> None:
-    """Also where it has one line, which could be taken for one that was cut off."""
+    """Also with a single line, which could be taken as truncated."""
     path = tmp_path / "letter.txt"
     path.write_text(text)
     for use in (samples.load, samples.resume):
@@ -146,7 +146,7 @@ def test_fields_of_a_later_version_stay_when_a_sweep_goes_on(tmp_path: pathlib.P
 
 
 def test_sweeps_at_once_lose_nothing(tmp_path: pathlib.Path) -> None:
-    """One of them begins while others write; two measure the same problem."""
+    """One starts while others write; two measure the same problem."""
     path = tmp_path / "sweep.jsonl"
     together = threading.Barrier(4)
 
@@ -195,7 +195,7 @@ def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
 
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[..., None]:
-    """The CPU in the place of a GPU: kernels run on the twin and need no compiling ahead."""
+    """The CPU in place of a GPU: kernels run on the twin and need no precompilation."""
     for module in (selection, tuning):
         monkeypatch.setattr(module, "require_gpu", lambda what: CPU)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
@@ -299,7 +299,7 @@ def test_a_choice_beyond_twice_the_best_fails(
 
 
 def test_a_choice_that_was_not_measured_is_not_judged(tmp_path: pathlib.Path) -> None:
-    """It may be newer than the file; but a file must have some that can be judged."""
+    """The choice may be newer than the file; but a file needs some problems that can be scored."""
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
     (verdict,) = judgement.judge(samples.load(path))
@@ -346,7 +346,7 @@ def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> Non
 
 
 def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
-    """Whether the choice did not exist when the sweep was made, and expects no more than the bound."""
+    """Return True if the choice did not exist when the sweep was recorded, and expects no more than the bound."""
     measured = samples.load(RECORDED)[verdict.key]
     is_new = verdict.reason.startswith("not measured")
     if not is_new and any(sample.rung == verdict.chosen for sample in measured):

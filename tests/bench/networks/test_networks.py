@@ -1,4 +1,4 @@
-"""Networks and their peers on the CPU: what is right passes, what is wrong is not timed."""
+"""Networks and their peers on the CPU: right results pass, wrong ones are not timed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measurement.Ca
 
 
 def test_an_interrupt_in_a_peer_stops_the_run(case: measurement.Case) -> None:
-    """However the peer wraps it; any other error is the peer's failure."""
+    """Refused even if the peer wraps the error; any other error is the peer's failure."""
 
     def interrupted(task: Task) -> list[NetworkPeer]:
         try:

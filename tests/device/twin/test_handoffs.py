@@ -1,7 +1,7 @@
-"""Handoffs between warps, asynchronous copies and blocks of a cluster: each right in one way, and wrong in others.
+"""Handoffs between warps, asynchronous copies and CTAs of a cluster: each right in one way, and wrong in others.
 
-The cases are those of Triton's ConSan for Hopper, in CUDA C++: who reads or writes a buffer must have heard, by the
-barrier meant for it, that whoever had it before is done.
+The cases are those of Triton's ConSan for Hopper, in CUDA C++: before reading or writing a buffer, a thread must have
+observed the barrier that signals its release.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Global memory: overruns into a neighbour, memory that nobody wrote, single bytes, buffers that overlap."""
+"""Global memory: overruns into neighboring buffers, unwritten memory, single bytes, overlapping buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ extern "C" __global__ void copy(const float* x, float* y, int from, int to) {
 
 
 def _neighbours() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two buffers of which the second begins where the first ends."""
+    """Two adjacent buffers: the second begins where the first ends."""
     room = torch.arange(128.0)
     return room[:64], room[64:]
 
@@ -60,7 +60,7 @@ def test_an_overrun_into_the_next_buffer_is_reported(start: tuple[int, int], exp
 
 
 def test_stores_that_no_hook_tells_of_are_seen_beside_a_buffer_and_far_from_it() -> None:
-    """The twin puts nothing behind a copy: what goes further faults, and what stays near leaves a mark."""
+    """The twin places nothing behind a copy: far overruns fault, near ones are detected by marks."""
     source = r"""
 extern "C" __global__ void unseen(float* y, int at) {
     auto* address = reinterpret_cast<volatile float*>(y + at);
@@ -97,7 +97,7 @@ def test_buffers_that_overlap_stay_so() -> None:
 
 
 def test_a_table_of_pointers_into_buffers_is_followed() -> None:
-    """The launch runs on copies, which a pointer in memory knows nothing of: then it runs where the buffers are."""
+    """The launch normally runs on copies, which a pointer stored in memory bypasses: then it runs on the originals."""
     source = r"""
 extern "C" __global__ void gather(float* const* table, float* y) {
     y[threadIdx.x] += 1.f;
@@ -136,7 +136,7 @@ def test_a_buffer_that_is_no_memory_is_named(buffer: tuple[int, int]) -> None:
         )
 
 
-# ---------------------------------------------------------------- memory that nobody wrote
+# ---------------------------------------------------------------- unwritten memory
 
 STEPS = r"""
 extern "C" __global__ void fill(const float* x, float* room, int count) {
@@ -190,7 +190,7 @@ def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrot
     for workspaces in ({}, given):  # the executable's own, or the caller's
         with pytest.raises(TwinError, match=r"reads byte \d+ of buffer \d+, which nothing wrote"):
             bind(late, tensors | workspaces, options=TwinOptions(checks=True))()
-    filled = replace(late, filled=frozenset(given))  # by a recipe that ran before
+    filled = replace(late, filled=frozenset(given))  # by a recipe that ran earlier
     bind(filled, tensors | given, options=TwinOptions(checks=True))()
 
 
@@ -257,7 +257,7 @@ def test_a_byte_that_was_left_out_is_unwritten() -> None:
 
 
 def test_threads_that_launch_at_once_know_each_of_their_own_launch() -> None:
-    """All launch, then all ask: what is known of a launch is not replaced by another thread's."""
+    """All launch, then all query: a thread's launch information is not replaced by another's."""
     kernel, together = build(COPY, "copy", checks=True), threading.Barrier(4)
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Correct kernels pass in every order; the same kernels with one bug planted are each reported."""
+"""Correct kernels pass in every order; the same kernels with one planted bug are each reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECOND_BARRIER = "    __syncthreads();\n    tile[i] = sum"
 
 
 def _tensors() -> tuple[torch.Tensor, torch.Tensor]:
-    """Far apart, so that what overruns one does not land in the other."""
+    """Buffers far apart, so that an overrun of one does not hit the other."""
     room = torch.full((9, 64), float("nan"))
     x, y = room[:3], room[6:]
     return x.copy_(torch.randn(3, 64)), y

@@ -1,4 +1,4 @@
-"""Fences and atomics reach as far as their scope, and a launch that starts early waits before it touches memory."""
+"""Fences and atomics apply within their scope, and a launch that starts early waits before it touches memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.errors import LaunchError
 from escalade.ops.linear import Linear, LinearProblem
 from tests.device.twin.support import ORDERS, launch
 
-# The last block to come adds up what all have left; or, of two blocks, the second reads what the first says is there.
+# The last CTA to arrive adds up all results; or the second of two CTAs reads the data that the first has flagged.
 MEETING = r"""
 enum Variant { DEVICE, SYSTEM, BLOCK_FENCE, BLOCK_ATOMIC, NO_FENCE, FLAG, FLAG_WITHOUT_FENCE, FLAG_READ_WITHOUT_FENCE,
            FLAG_NOT_VOLATILE, FLAG_BLOCK_FENCE };
@@ -78,12 +78,12 @@ def test_what_reaches_all_blocks_orders_them() -> None:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("DEVICE", "SYSTEM", "FLAG")])
 def test_what_reaches_one_block_or_nobody_does_not(way: str) -> None:
-    for order in ORDERS[: 1 if "FLAG" in way else 2]:  # of a flag the writer has to come first
+    for order in ORDERS[: 1 if "FLAG" in way else 2]:  # the flag's writer must run first
         with pytest.raises(TwinError, match="race"):
             _meet(way, order)
 
 
-# Threads of one block, which need no more than that scope.
+# Threads of one CTA, which need no wider scope.
 IN_BLOCK = r"""
 extern "C" __global__ void in_block(float* data, unsigned* count, float* y) {
     data[threadIdx.x] = threadIdx.x;
@@ -160,7 +160,7 @@ def test_a_launch_that_reads_ahead_of_its_wait(weights_ready: bool, way: int, me
 
 
 def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe's own launch, its kernel with a bug planted."""
+    """A recipe's own launch, with a bug planted in its kernel."""
     problem = LinearProblem(batch=2, in_features=64, out_features=8, bias=True)
     rung = Linear.ladder.rung("warp_per_output")
     recipe = rung.recipe(problem, rung.configs(problem)[0])

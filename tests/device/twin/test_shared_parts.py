@@ -1,4 +1,4 @@
-"""Parts of dynamic shared memory, declared where a kernel carves it: who leaves one does not get to the next unseen."""
+"""Regions of dynamic shared memory, declared where a kernel carves them: overruns into the next one are reported."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_bug_with_parts_is_reported(bug: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS[:2], ids=str)
 def test_a_part_of_a_part_is_the_same_memory(order: Order) -> None:
-    """What is used twice is declared once: races between the two uses are seen."""
+    """Reused regions are declared once, so that races between both uses are detected."""
     source = planted(SOURCE, ("shared + 64, 2)", "shared + 8, 2)"))
     x, y = _tensors()
     with pytest.raises(

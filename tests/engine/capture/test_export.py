@@ -1,4 +1,4 @@
-"""From modules to graphs: which operations, which sizes, and what is refused."""
+"""From modules to graphs: operations, sizes, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def captured(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> 
 
 
 def check(function: Callable[..., Any], *shape: int, batches: tuple[int, ...] = (1, 3)) -> Graph:
-    """The engine does what the function does, for other batch sizes too."""
+    """The engine matches the function, also for other batch sizes."""
     graph = captured(function, torch.randn(2, *shape))
     engine = Engine(graph, "fp32", "cpu")
     for batch in batches if graph.is_batched else (2,):
@@ -278,7 +278,7 @@ def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
         with pytest.raises(UnsupportedError, match=f"batch size 6: .* {least} to {most};"):
             engine(torch.randn(6, 3))
     graph = captured(lambda x: x * 2 if x.shape[0] == 1 else x + 1, torch.randn(2, 3))
-    assert graph.batches == (2, None)  # what export never tries
+    assert graph.batches == (2, None)  # export never tests this size
     one = torch.randn(1, 3)
     odd = captured(lambda x: x * 2 if x.shape[0] % 2 else x, one)  # export tries it with two
     torch.testing.assert_close(Engine(odd, "fp32", "cpu")(one), one * 2)
@@ -308,7 +308,7 @@ def test_names_and_structures_are_the_models() -> None:
     torch.testing.assert_close(engine(x, scale=scale, shift=shift), expected)
     torch.testing.assert_close(engine(x, shift=shift, scale=scale), expected)
     with pytest.raises(UnsupportedError, match="call the engine with"):
-        engine(x, shift, scale)  # which of them is which is not known
+        engine(x, shift, scale)  # ambiguous which of them is which
     with pytest.raises(UnsupportedError, match="call the engine with"):
         engine(x, scale=scale)
 
@@ -434,7 +434,7 @@ def test_a_call_that_changes_several_tensors() -> None:
 
 
 class InModes(nn.Module):
-    """Blocks in modes of their own, also inside each other, with one result and with several."""
+    """Blocks with their own modes, also nested, with one and several results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ def test_blocks_in_modes_of_their_own_are_read_as_the_rest() -> None:
 def test_trials_on_other_batches_report_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch logs what does not run without contents, as here where a batch and a row are of one size by chance."""
+    """PyTorch logs failures on fake tensors, as here where batch and row happen to have equal sizes."""
     monkeypatch.setattr(logging.getLogger(FakeTensor.__module__), "handlers", [caplog.handler])
     x, rows = torch.randn(5, 5, 5), torch.randn(5, 5)
     found = escalade.compile(Call(torch.lerp), (x, rows, rows))(x, rows, rows)

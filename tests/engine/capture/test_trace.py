@@ -1,4 +1,4 @@
-"""Models that are followed without `torch.export`: their graphs are export's, and what takes export is left to it."""
+"""Models traced without `torch.export`: graphs are the same as export's, and other models are left to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.capture.test_export import Call
 
 
 class Network(nn.Module):
-    """What networks do in evaluation mode: in place and by sizes, with shared weights and several results."""
+    """Typical code of networks in evaluation mode: in place and by sizes, with shared weights and several results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 def _said(graph: Graph) -> Any:
-    """All of a graph, whatever values are called in it."""
+    """A whole graph, independent of value names."""
     known: dict[str, Any] = dict(graph.weight_names) | {
         node.name: dimension for dimension, node in enumerate(graph)
     }
@@ -60,7 +60,7 @@ def _said(graph: Graph) -> Any:
 
 
 def test_weights_are_called_what_a_file_takes() -> None:
-    """PyTorch's own names of them begin with a digit here."""
+    """PyTorch's names of these begin with a digit."""
     check_graph(capture(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), {}))
 
 
@@ -130,7 +130,7 @@ def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., 
 def test_what_depends_on_the_batch_is_right_for_every_one(
     function: Callable[[torch.Tensor], torch.Tensor], example: int
 ) -> None:
-    """Also where Python does not ask the number, and where `torch.export` believes that batches begin with two."""
+    """Also where Python does not read the number, and where `torch.export` assumes batches of at least two."""
     engine = compile(Call(function), torch.randn(example, 3, 4))
     for batch in (1, 2, 3, 6):
         x = torch.randn(batch, 3, 4)
@@ -163,7 +163,7 @@ def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Ten
 
 
 class Timed(nn.Module):
-    """Takes a time for each image, or one for all."""
+    """Takes a timestep per image, or one for all."""
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         return x * time.float()[:, None, None].sin()
@@ -223,7 +223,7 @@ def _meta(*shape: int, last: bool = False) -> torch.Tensor:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_results_are_those_of_pytorch(last: bool) -> None:
-    """In sizes, strides and type, wherever there is a rule; every rule is asked."""
+    """Fake and real results agree in sizes, strides and dtype, for every rule."""
     aten = torch.ops.aten
     x, c, w = _meta(2, 6, 9, 8, last=last), _meta(6), _meta(4, 3, 3, 2)
     rules = meta_rules._RULES.items()

@@ -1,4 +1,4 @@
-"""PyTorch's own operators in 16 bits: as PyTorch does them, or in fp32 where it does not."""
+"""PyTorch's own operators in 16 bits: as in PyTorch, or in fp32 where it has no 16-bit version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARGUMENTS = {"self": Reference("x"), "dim": 1}
 
 
 class Wide:
-    """PyTorch's softmax on a device that has it in fp32 only, and over one dimension only."""
+    """PyTorch's softmax on a device that supports it in fp32 only, and over one dimension only."""
 
     _schema = torch.ops.aten._softmax.default._schema
     namespace, tags = "aten", torch.ops.aten._softmax.default.tags

@@ -1,4 +1,4 @@
-"""Convolutions of few channels as one step: what is caught, how the image is read, and that results stay."""
+"""Convolutions of few channels as one step: which are matched, how images are read, and unchanged results."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_grey_values_that_stand_for_themselves_need_no_bias() -> None:
 def test_images_of_every_type_and_layout(channels: int, dtype: str) -> None:
     torch.manual_seed(13)
     model = Convolved(nn.Conv2d(channels, 4, 3, bias=False), RELU, POOL).eval()
-    x = torch.randn(2, channels, 9, 12).bfloat16().float()  # the same in every type
+    x = torch.randn(2, channels, 9, 12).bfloat16().float()  # the same in every dtype
     graph = capture(model, (x,))
     twin, cpu = Engine(graph, dtype, "twin"), Engine(graph, dtype, "cpu")
     for each in (x, x.half(), x.bfloat16(), x.contiguous(memory_format=torch.channels_last)):
@@ -184,7 +184,7 @@ def test_fp8_leaves_them_alone() -> None:
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(16 * 16, 8), nn.ReLU(), nn.Linear(8, 4),
     ).eval()  # fmt: skip
-    model[0] = nn.Conv2d(1, 16, 3, bias=False)  # which the stem does not take
+    model[0] = nn.Conv2d(1, 16, 3, bias=False)  # the stem does not support it
     x = torch.randn(8, 1, 14, 14)
     engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
     found = [(step.node.op, step.lowered.problem.dtype) for step in engine.plan(x).steps if step.lowered]

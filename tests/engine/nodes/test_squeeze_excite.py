@@ -1,4 +1,4 @@
-"""Squeeze-and-excite in a graph: in which words it is found, and what is left as it is."""
+"""Squeeze-and-excite in a graph: which spellings are matched, and which are left alone."""
 
 from __future__ import annotations
 

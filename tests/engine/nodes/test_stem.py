@@ -1,4 +1,4 @@
-"""The stem as one step, and how images are read: what is fused, and what reads a padded image."""
+"""The stem as one step, and how images are read: what is fused, and which steps read a padded image."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_no_stem_reads_a_padded_image(model: nn.Module, normalise: bool)
 
 
 def test_an_image_that_others_read_is_not_padded() -> None:
-    """Where they read it normalised; otherwise they read the caller's."""
+    """If they read the normalized image; otherwise they read the caller's."""
 
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Pools that the convolution in front takes: where it pays, where it may not, in engines and in training steps."""
+"""Pools fused into the convolution before them: where it is faster, where it is not allowed, in engines and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.engine.plan.plan import Plan
 
 
 def _pooled(plan: Plan) -> list[str]:
-    """The names of the convolutions of a plan that take maxima."""
+    """Names of a plan's convolutions with a fused max pool."""
     problems = (step.lowered.problem.name for step in plan.steps if step.lowered is not None)
     return [name for name in problems if "pool" in name]
 
@@ -57,7 +57,7 @@ def test_other_pools_stay(behind: Callable[[torch.Tensor], torch.Tensor]) -> Non
 
 
 def test_a_step_never_writes_what_a_pool_is_of() -> None:
-    """Its gradients are found by the places that the convolution writes."""
+    """Its gradient uses the argmax indices that the convolution writes."""
     torch.manual_seed(0)
     model = _model(lambda y: F.max_pool2d(F.relu(y), 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Norms written out by a model: which become one LayerNorm, which stay, and that results do."""
+"""Norms written out by a model: which become one LayerNorm, which do not, and unchanged results."""
 
 from __future__ import annotations
 

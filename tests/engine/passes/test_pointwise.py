@@ -1,4 +1,4 @@
-"""Pointwise nodes that are joined, those that are not, and what a plan of them computes on the twin."""
+"""Merged pointwise nodes, those left alone, and results of their plan on the twin."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> No
         (lambda p, x: x * x.mean((2, 3), True).sigmoid().expand_as(x), ["sigmoid(x)", "x * a"], 0),
         (lambda p, x: x + x.amax(1, True).repeat(1, x.shape[1], 1, 1), ["x + a"], 0),
         (lambda p, x: x / torch.arange(1.0, 7).view(6, 1).expand(6, 6).expand(3, 6, 6), ["x / a"], 0),
-        # Nobody else has its sizes.
+        # No other value has its sizes.
         (lambda p, x: x.mean((2, 3), True).expand(-1, -1, 2, 2) * 2, ["x * 2"], 1),
-        (lambda p, x: x * x[:, :, :3].repeat(1, 1, 2, 1), ["x * a"], 1),  # which is no size of one
+        (lambda p, x: x * x[:, :, :3].repeat(1, 1, 2, 1), ["x * a"], 1),  # not a dimension of size one
         (lambda p, x: torch.mul(*torch.broadcast_tensors(x, x.mean(1, True))), ["x * a"], 0),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_node_takes_no_more_than_eight_values() -> None:
 
 
 class Attention(nn.Module):
-    """Squeeze-and-excite, a scaled residual, positions, truth values, and results in both layouts."""
+    """Squeeze-and-excite, a scaled residual, positions, booleans, and results in both layouts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parts of values that a model writes over."""
+"""Parts of values that a model overwrites."""
 
 from __future__ import annotations
 

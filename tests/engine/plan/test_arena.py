@@ -1,4 +1,4 @@
-"""Places in the arena: nothing alive is overwritten, and not more memory is taken than there are values."""
+"""Offsets in the arena: no live value is overwritten, and the arena is no larger than its values."""
 
 from __future__ import annotations
 

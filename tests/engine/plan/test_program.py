@@ -21,8 +21,8 @@ from escalade.engine.plan.kernel_program import KernelProgram
 
 
 class Frozen:
-    """Replays launches over the arguments that they had when it was made, unless it has been told of others: as an
-    executable CUDA graph does.
+    """Replays launches with the arguments recorded at its creation, unless updated, like an executable CUDA
+    graph.
     """
 
     def __init__(self, program: KernelProgram) -> None:
@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 
 def trunk(p: Any, x: torch.Tensor) -> torch.Tensor:
-    """Four launches at the least: it is not called directly."""
+    """At least four launches, so it is not called directly."""
     return F.relu(p.again(F.max_pool2d(F.relu(p.conv(x)), 2)))
 
 
@@ -124,7 +124,7 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
 
 @torch.no_grad()
 def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
-    """The cast writes what is returned."""
+    """The cast writes the returned value."""
     model, engine, program, _ = made(scores, dtype="fp16")
     assert program.plan.inputs_outside and not program.plan.outputs_outside
     inputs = [torch.randn(2, 8, 6, 6) for _ in range(3)]
@@ -206,7 +206,7 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
     ],
 )  # fmt: skip
 def test_what_is_copied_and_what_is_not(function: Callable[..., Any], inputs: int, outputs: int) -> None:
-    """PyTorch's steps at either end, results that are inputs or constants, the same bytes twice."""
+    """PyTorch's steps at either end, results that are inputs or constants, and duplicate results."""
     model, engine, program, _ = made(function, torch.randn(2, 8, 6, 6), torch.randn(2, 5))
     assert (len(program.plan.inputs_outside), len(program.plan.outputs_outside)) == (inputs, outputs)
     given = [(torch.randn(2, 8, 6, 6), torch.randn(2, 5)) for _ in range(3)]
@@ -232,7 +232,7 @@ def test_calls_apart_write_nothing_that_others_do(function: Callable[..., Any]) 
 
 
 def test_calls_apart_have_counters_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are zero before every one, wherever the plan's own stand."""
+    """They are zero before each call, wherever the plan's own memory is."""
     _, _, program, _ = made(scores)
     seen: list[dict[str, int]] = []
     counter = Workspace("tickets", 64, zeroed=True)
@@ -266,7 +266,7 @@ class Watching:
 def test_the_last_conversion_writes_what_is_returned(
     function: Callable[..., Any], layout: str, returned: torch.dtype, dtype: str
 ) -> None:
-    """In the model's own type and PyTorch's order, whatever the plan computes in: nothing is left to be cast."""
+    """In the model's own dtype and PyTorch's layout, whatever the plan's precision: no cast is left."""
     model, engine, program, _ = made(lambda p, x: function(p, x).to(returned), dtype=dtype)
     (output,) = program.plan.outputs_outside
     form = program.plan.forms[output]

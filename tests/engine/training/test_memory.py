@@ -1,4 +1,4 @@
-"""Steps within a memory budget: what is computed twice gives the same results in less memory."""
+"""Steps within a memory budget: recomputation gives the same results in less memory."""
 
 from __future__ import annotations
 

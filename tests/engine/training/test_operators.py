@@ -1,4 +1,4 @@
-"""Steps on the CPU as callers run them: PyTorch's own operators, as many as in eager mode."""
+"""Steps on the CPU: as many PyTorch operators as in eager mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Small(nn.Module):
 
 
 class Calls(TorchDispatchMode):
-    """Counts operators that read many numbers."""
+    """Count operators that read large tensors."""
 
     def __init__(self) -> None:
         super().__init__()
