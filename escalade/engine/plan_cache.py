@@ -110,6 +110,7 @@ class PlanCache:
         found = self.cached.get(key)
         if found is None:
             with self._planning:
+                # Another thread may have created it while this one waited for the lock.
                 found = self.cached.get(key) or self._create(key, tensors)
         found.last_use = next(self.uses)
         if signature is not None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 LAUNCH_US = 5.0
 """CPU time to enqueue anything."""
-CYCLES_A_US = 2000.0
+CYCLES_PER_US = 2000.0
 
 
 class Card:
@@ -46,7 +46,7 @@ class Card:
 
     def sleep(self, cycles: int) -> None:
         self.log.append("sleep")
-        self.enqueue(cycles / CYCLES_A_US)
+        self.enqueue(cycles / CYCLES_PER_US)
 
     def synchronize(self, device: object = None) -> None:
         self.cpu = max(self.cpu, self.gpu)

@@ -124,6 +124,7 @@ def _moving(node: Node, expression: Expression, graph: Graph) -> Node | None:
     if Pad2d.matches(node) and min(a["pads"]) >= 0:
         if a["mode"] != "constant":
             return node
+        # f(pad(x, v)) = pad(f(x), f(v)); names of problems hold finite numbers only.
         value = expression.evaluate({"x": torch.tensor(a["value"], device="cpu")})[0].item()
         return node.with_attributes(value=value) if math.isfinite(value) else None
     is_repetition = Upsample2d.matches(node) and a["mode"] in ("nearest", "nearest_exact")

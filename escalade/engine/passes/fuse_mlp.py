@@ -29,7 +29,7 @@ from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
 from escalade.ops.squeeze_excite import one_launch_pays
 
-MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one block's shared memory
+MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one CTA's shared memory
 MAX_HIDDEN = 2048  # features between two layers, in the same shared memory: 8 KiB per row in fp32
 # Products that CUDA cores compute in about the time in which tensor cores compute the layers one by one: 8 us at the
 # 8 TFLOP/s of `persistent` in fp16 on an H200.

@@ -51,6 +51,7 @@ def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
     a = layer.attributes
     if a.get("quantized") or "pool" in a:
         return False
+    # Windows without a positive element have no index after a ReLU: the gradient expects the same rule.
     if INDICES in pool.attributes and pool.attributes["behind_relu"] != a["relu"]:
         return False
     own = {pool.name, *(node.name for node in side_outputs_of(pool, graph))}
@@ -124,6 +125,7 @@ def _hoisting_is_faster(
     stored = stored_forms(graph, dtype)
     forms = Forms(dtype, stored, graph.constants)
     x, pool = old[0].inputs["x"], new[0]
+    # Averaging first must not add a conversion.
     if x not in stored or stored[x].layout != stored[old[1].name].layout:
         return False
     forms.add(pool.name, replace(stored[old[1].name], shape=fixed_shape(pool.shape, 1)))

@@ -151,6 +151,7 @@ def _function_of_vectors(graph: Graph, node: Node) -> tuple[Expression, dict[str
 def _is_plain_image(name: str, graph: Graph) -> bool:
     """Return True for an image that kernels can read: computed by one, or given in fp32."""
     entry = next((entry for entry in graph.inputs if entry.name == name), None)
+    # Kernels in tf32 read fp32 images; inputs of other dtypes need the conversion to cast them.
     if entry is not None:
         return entry.dtype == "float32"
     return name in graph.nodes and layout_of(graph.nodes[name]) == "nchw"
@@ -214,6 +215,7 @@ def _remove_output_conversion(graph: Graph, node: Node) -> bool:
 def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estimates: Estimates) -> bool:
     forms = assumed_forms(trial, dtype, "nchw")
     changed = [trial.nodes[node.name] for node in steps if node.name in trial.nodes]
+    # Other rungs convert to NHWC themselves, or use CUDA cores.
     if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if _is_convolution(node)):
         return False
     before = estimates.total_us(steps, assumed_forms(graph, dtype, "nchw"))

@@ -42,9 +42,9 @@ MOST_TAPS = 49
 """Taps of a depthwise filter that is quantized: windows of larger ones may not fit into shared memory."""
 
 # Times per image in ns on an H200, to weigh what quantization saves against the steps that only quantize values.
-NS_A_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
-NS_A_BYTE = 1 / 4200  # of memory traffic
-NS_A_LAUNCH = 2000 / 32  # at batch 32
+NS_PER_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
+NS_PER_BYTE = 1 / 4200  # of memory traffic
+NS_PER_LAUNCH = 2000 / 32  # at batch 32
 
 
 def quantize_convolutions(graph: Graph, dtype: str, only: Collection[str] | None = None) -> None:
@@ -269,14 +269,14 @@ class _Quantization:
             for role in quantized_weights(node):
                 _, channels, *taps = self.graph.constants[node.inputs[role]].shape
                 if node.attributes["groups"] == 1:  # depthwise layers have no faster products
-                    saved += NS_A_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
+                    saved += NS_PER_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
             for value in _values(node).values():
-                saved += NS_A_BYTE * self._elements(value)  # one byte less per element is read
+                saved += NS_PER_BYTE * self._elements(value)  # one byte less per element is read
                 if value in self.in_bytes:
-                    saved += NS_A_BYTE * self._elements(value)  # and written
+                    saved += NS_PER_BYTE * self._elements(value)  # and written
                 else:
                     copied.add(value)
-        return saved - sum(NS_A_LAUNCH + 3 * NS_A_BYTE * self._elements(value) for value in copied)
+        return saved - sum(NS_PER_LAUNCH + 3 * NS_PER_BYTE * self._elements(value) for value in copied)
 
     def _elements(self, value: str) -> int:
         """Return the elements of a value per item of a batch."""

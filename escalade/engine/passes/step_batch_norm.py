@@ -150,6 +150,7 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
         forms = forms or assumed_forms(graph, dtype)
         if not estimates.favor((summed, rest), (gradient, node), forms.of(node), WORTHWHILE):
             continue
+        # The convolution now writes its gradient already masked, which is the residual's gradient.
         if RESIDUAL_GRADIENT in outputs:
             graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)
         graph.nodes |= {summed.name: summed, rest.name: rest}

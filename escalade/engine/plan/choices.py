@@ -67,6 +67,7 @@ class StepChoices:
         if node.name in self.pytorch_nodes:
             return PlanStep(node, why_pytorch=self.pytorch_nodes[node.name])
         side_output = side_buffer_of(node)
+        # The producer's kernel writes it along with its own result.
         if side_output is not None:
             producer = self.of(self._nodes[side_output.node])
             return PlanStep(node, side_output=side_output) if producer.recipe else PlanStep(node)

@@ -194,6 +194,7 @@ class TrainingStep:
                 "a training step replays CUDA graphs and cannot be captured in another one"
             )
         stream = FAST_PATHS.current_stream(self._device.index)
+        # Events order streams; on one stream the calls are in order anyway.
         if self._done is not None and stream != self._stream:
             torch.cuda.current_stream().wait_event(self._done)
         loss = self._run(arguments)
@@ -310,6 +311,7 @@ class TrainingStep:
         tensors, inputs = _flatten(arguments)
         key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
         found = self._plans.pop(key, None) or self._make_plan(tensors, inputs)
+        # `pop` and reinsertion keep the dict in order of use, so the first entry is the least recently used.
         while len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = found

@@ -219,7 +219,7 @@ def find(name: str) -> Found:
     if dtype == "fp8":
         found = histograms(fuse(graph, dtype), [x], torch.device("cpu"))
         graph.ranges = {name: each.largest for name, each in found.items()}
-    with patch.object(quantize, "NS_A_LAUNCH", 0.0):  # for the smallest image
+    with patch.object(quantize, "NS_PER_LAUNCH", 0.0):  # for the smallest image
         graph = optimize(graph, dtype) if example.dtype else graph
     fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     return find_among(name, fixed, dtype, x)

@@ -155,7 +155,7 @@ def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
 def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)  # for the smallest image
+    monkeypatch.setattr(quantize, "NS_PER_LAUNCH", 0.0)  # for the smallest image
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 128, 3), nn.Sigmoid()
@@ -169,7 +169,7 @@ def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(
 
 @each_dtype
 def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)
+    monkeypatch.setattr(quantize, "NS_PER_LAUNCH", 0.0)
 
     class Shared(nn.Module):
         def __init__(self) -> None:
