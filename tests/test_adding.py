@@ -39,7 +39,7 @@ def follow(page: pathlib.Path, root: pathlib.Path) -> None:
         file.write_text("".join(lines))
 
 
-def test_an_operation_a_rung_and_a_layer_are_added_as_the_pages_say(tmp_path: pathlib.Path) -> None:
+def test_an_operation_a_rung_and_a_layer_are_added_as_documented(tmp_path: pathlib.Path) -> None:
     for package in ("escalade", "escalade_apps", "escalade_bench"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
 

@@ -108,7 +108,7 @@ def test_a_command_that_was_not_run_is_a_failure(
     assert "typer did not run verify" in capsys.readouterr().err
 
 
-def test_the_asked_command_runs(tmp_path: pathlib.Path) -> None:
+def test_the_requested_command_runs(tmp_path: pathlib.Path) -> None:
     """With the installed typer and click: the command's own output, and flags default to off."""
     environment = {**os.environ, "ESCALADE_CACHE_DIR": str(tmp_path / "cache")}
     plain, clear = (
@@ -250,14 +250,14 @@ LATE = {
 """Modules that are slow to load, besides PyTorch itself, and not needed to compile a network."""
 
 
-def test_compiling_a_network_loads_only_what_it_needs() -> None:
+def test_compiling_a_network_loads_only_needed_modules() -> None:
     done = fresh.python("-c", NETWORK)
     loaded = set(done.stdout.split())
     assert done.returncode == 0 and "escalade.engine.compiler" in loaded, done.stderr
     assert LATE & loaded == set()
 
 
-def test_the_list_of_commands_says_what_their_docstrings_do() -> None:
+def test_the_list_of_commands_matches_their_docstrings() -> None:
     """Otherwise `escalade --help` and `escalade COMMAND --help` would differ."""
     for name, summary in cli.COMMANDS.items():
         command = importlib.import_module(f"escalade.commands.{name}").command

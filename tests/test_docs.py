@@ -181,7 +181,7 @@ def lines_of(page: pathlib.Path) -> list[str]:
 
 
 @by_name
-def test_make_and_pytest_find_what_they_are_given(page: pathlib.Path) -> None:
+def test_make_and_pytest_accept_documented_arguments(page: pathlib.Path) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for line in lines_of(page):
         if target := re.match(r"make ([a-z-]+)", line):

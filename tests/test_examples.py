@@ -128,7 +128,7 @@ def answering(address: str, ended: Future[Any]) -> str:
         time.sleep(0.1)
 
 
-def test_a_service_answers_requests_together_and_ends_when_told(
+def test_a_service_batches_requests_and_stops_on_request(
     engine: escalade.Engine, saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     pytest.importorskip("fastapi")
@@ -166,7 +166,7 @@ def left_in_the_middle(address: str, request: bytes) -> None:
             pass
 
 
-def test_the_notebook_runs_on_the_twin_and_shows_what_is_so() -> None:
+def test_the_notebook_runs_on_the_twin_with_right_results() -> None:
     """Cells run in one namespace; their output matches the stored one, except for details of the compiler."""
     cells = json.loads((ROOT / "examples" / "climb.ipynb").read_text())["cells"]
     space: dict[str, Any] = {}

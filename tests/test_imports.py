@@ -141,7 +141,7 @@ def made_up(folder: pathlib.Path, sources: dict[str, str]) -> Package:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.high.roof import tiles",
     ],
 )
-def test_an_upward_import_is_found_wherever_it_stands(tmp_path: pathlib.Path, source: str) -> None:
+def test_an_upward_import_is_found_anywhere(tmp_path: pathlib.Path, source: str) -> None:
     package = made_up(tmp_path, {"low/cellar": source, "high/roof": "from house.low import cellar"})
     (found,) = package.upward(FLOORS)
     assert (found.importer, found.imported) == ("house.low.cellar", "house.high.roof")
@@ -149,7 +149,7 @@ def test_an_upward_import_is_found_wherever_it_stands(tmp_path: pathlib.Path, so
     assert package.circles() == [["house.high.roof", "house.low.cellar"]]
 
 
-def test_what_leads_downwards_or_stays_is_allowed(tmp_path: pathlib.Path) -> None:
+def test_downward_and_internal_imports_are_allowed(tmp_path: pathlib.Path) -> None:
     package = made_up(
         tmp_path,
         {"low/cellar": "import os", "low/door": "from . import cellar", "high/roof": "import house.low"},

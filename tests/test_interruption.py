@@ -59,7 +59,7 @@ with interruption.watch_ctrl_c():
 """
 
 
-def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on() -> None:
+def test_a_command_started_with_ctrl_c_ignored_keeps_running() -> None:
     """As for background jobs of a shell."""
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", BACKGROUND]
     process = subprocess.Popen(ignoring, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -97,7 +97,7 @@ def wait(future: Future[bool]) -> None:
         time.sleep(interruption.POLL_SECONDS)
 
 
-def test_nobody_watches_behind_a_command() -> None:
+def test_no_watcher_outlives_a_command() -> None:
     before = signal.set_wakeup_fd(-1)
     with interruption.watch_ctrl_c():
         inside = signal.set_wakeup_fd(-1)
@@ -125,7 +125,7 @@ def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
     end.set()
 
 
-def test_who_is_interrupted_waits_for_no_thread() -> None:
+def test_an_interrupted_caller_waits_for_no_thread() -> None:
     end, both = threading.Event(), threading.Event()
     waiting: list[Future[bool]] = []
 

@@ -23,7 +23,7 @@ def _require_right(kind: str, count: int, links: int = 1) -> None:
 # Counts are chosen for about 40 s of CPU time with an empty cache.
 
 
-def test_networks_of_the_day_compute_what_pytorch_does() -> None:
+def test_networks_of_the_day_match_pytorch() -> None:
     _require_right("network", 6)
 
 

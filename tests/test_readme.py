@@ -65,7 +65,7 @@ def test_the_tutorials_run() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_generated_tables_are_what_the_records_say() -> None:
+def test_generated_tables_match_the_records() -> None:
     stale = tables.stale(ROOT / "results", ROOT)
     assert not stale, f"{[str(path) for path in stale]} are out of date; run: escalade report tables"
 

@@ -138,7 +138,7 @@ def read(
 
 
 @pytest.mark.parametrize("few", [1, 1000], ids=["processes", "threads"])
-def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
+def test_a_decoder_on_the_gpu_matches_pillow(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escalade_apps.classify.reading._MIN_FOR_WORKERS", few)
@@ -156,7 +156,7 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 20])
-def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
+def test_decoding_is_batched_by_the_decoders_own_size(
     size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escalade_apps.classify.decoders._MAX_IMAGES", 8)
@@ -222,7 +222,7 @@ def red(contents: Sequence[torch.Tensor], **_: object) -> list[torch.Tensor]:
     return [torch.tensor([255, 0, 0], dtype=torch.uint8)[:, None, None].expand(3, 32, 32) for _ in contents]
 
 
-def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_that_fail_are_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     for decode in (refuse, red):
         monkeypatch.setattr(stand_in, "decode_jpeg", decode)
         assert NvJpeg.create(CPU) is None
@@ -232,7 +232,7 @@ def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Path]) -> None:
+def test_torchvision_matches_pillow(place: str, files: list[pathlib.Path]) -> None:
     try:
         importlib.import_module("torchvision")
     except Exception as error:  # a build for another PyTorch raises all sorts of errors

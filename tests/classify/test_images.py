@@ -158,7 +158,7 @@ GREY = {
 
 
 @pytest.mark.parametrize("kind", GREY)
-def test_grey_of_more_than_8_bits_goes_from_black_to_white(kind: str, tmp_path: pathlib.Path) -> None:
+def test_gray_of_more_than_8_bits_ranges_from_black_to_white(kind: str, tmp_path: pathlib.Path) -> None:
     if kind == "jp2" and not features.check("jpg_2000"):
         pytest.skip("this Pillow knows no JPEG 2000")
     file = GREY[kind](tmp_path)
@@ -249,7 +249,7 @@ def test_a_file_that_is_too_large_for_memory_is_read_in_pieces(
 
 
 @pytest.mark.parametrize("transparency", [0, bytes((0, 128, 255))])
-def test_a_palette_with_transparency_keeps_its_colours(transparency: object, tmp_path: pathlib.Path) -> None:
+def test_a_palette_with_transparency_keeps_its_colors(transparency: object, tmp_path: pathlib.Path) -> None:
     image = Image.new("P", (32, 32), 2)
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
     image.paste(0, (0, 0, 16, 32))
@@ -279,7 +279,7 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path: pathlib.Path) 
     assert isinstance(found, Unreadable) and re.search(r"more than [\d,]+ pixels", found.reason)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+def test_a_missing_file_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "pipe.png")
     (tmp_path / "folder" / "dangling.png").symlink_to("nowhere")

@@ -71,7 +71,7 @@ def test_a_gpu_gives_pillows_bytes(cuda: torch.device, seed: int) -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_read_may_still_be_written_on_the_stream(cuda: torch.device) -> None:
+def test_inputs_may_still_be_written_on_the_stream(cuda: torch.device) -> None:
     """Inputs and the table are read in stream order, and from memory that is still allocated."""
     crop = Crop(36, 32)
     stream = torch.cuda.Stream(cuda)

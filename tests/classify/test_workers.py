@@ -109,7 +109,7 @@ def test_files_are_read_by_processes_in_their_order_and_kept_as_long_as_they_are
         assert isinstance(found[0], DecodedImage) and torch.from_numpy(found[0].pixels).shape == (32, 32, 3)
 
 
-def test_memory_is_used_again_when_nobody_wants_what_was_in_it(files: list[pathlib.Path]) -> None:
+def test_memory_is_reused_once_its_contents_are_unreferenced(files: list[pathlib.Path]) -> None:
     many = files * 10
     buffers = 0
     for _ in reading.decode_all(many, CROP, ahead=8):
@@ -136,7 +136,7 @@ def test_jpeg_files_come_as_they_are_where_every_decoder_reads_them_alike(
 NAMES = (b"no utf-8 \xe9.png", b"two\nlines.png", b"\x80\xff\xfe", b"spaces  .jpg", b"x" * 300, b"nul\0.png")
 
 
-def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked_for(
+def test_names_are_bytes_and_relative_to_the_current_folder_at_the_request(
     files: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.prestart()
@@ -150,7 +150,7 @@ def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked
     assert [isinstance(each, DecodedImage) for each in found] == [True] * 4 + [False] * 2
 
 
-def test_what_pillow_was_told_here_holds_there(
+def test_pillow_settings_of_this_process_apply_in_workers(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = files[0].read_bytes()
@@ -164,7 +164,7 @@ def test_what_pillow_was_told_here_holds_there(
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_formats_that_pillow_was_told_of_here_are_read_here(
+def test_formats_registered_with_pillow_here_are_read_in_workers(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opener(stream: object, name: object) -> None:
@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_loses_nothing(ahead: int, files: list[pathlib.P
     assert len(killed) == 3 and same(found, many)
 
 
-def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathlib.Path]) -> None:
+def test_killing_all_workers_and_the_fork_server_loses_nothing(files: list[pathlib.Path]) -> None:
     many = files * 4
     found: list[DecodedImage | Unreadable] = []
     for each in reading.decode_all(many, CROP, 8):
@@ -232,7 +232,7 @@ work.serve()
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_a_file_that_processes_die_over_is_said_to_be_unreadable_and_the_others_are_read(
+def test_a_file_that_kills_processes_is_reported_unreadable_and_the_others_are_read(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (0, 9, 10, COUNT - 1):
@@ -391,7 +391,7 @@ def test_they_import_no_pytorch() -> None:
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_they_go_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_exit_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     run_first(SERVING.replace("work.serve", "work.IDLE_SECONDS = 0.0; work.serve"), monkeypatch)
     workers.prestart()
     assert workers._server.process is not None

@@ -48,7 +48,7 @@ def test_it_fails_where_pytorch_is_faster(asked: dict[str, Any]) -> None:
     assert run("check", "lenet").exit_code == 1
 
 
-def test_it_says_what_it_takes(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refuses_unsupported_arguments(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run("check", "lenet")
     assert isinstance(result.exception, UnsupportedError)

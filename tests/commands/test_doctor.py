@@ -33,7 +33,7 @@ def test_the_doctor_looks_at_everything_and_raises_nothing() -> None:
     assert all(finding.advice for finding in report.findings if finding.good is False)
 
 
-def test_the_doctor_says_what_to_do_when_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_gives_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise FileNotFoundError("g++ is not on the PATH")
 

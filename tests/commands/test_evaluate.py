@@ -94,7 +94,7 @@ def test_logits_that_are_off_fail(
     assert result.exit_code == 1 and "failed:" in result.output and "logits are off by inf" in result.output
 
 
-def test_what_cannot_be_evaluated_is_a_sentence(
+def test_networks_that_cannot_be_evaluated_are_a_sentence(
     weights: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("-w", weights, "-d", data, "--device", "cpu")

@@ -79,7 +79,7 @@ def test_help_has_a_short_name_too(name: str) -> None:
         ("bench lenet --plot x.txt", UnsupportedError, "x.txt: --plot writes .png, .svg or .pdf files"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_it_is_tried(
+def test_impossible_options_are_refused_before_any_work(
     arguments: str, kind: type[EscaladeError], sentence: str
 ) -> None:
     result = run(*arguments.split())

@@ -40,7 +40,7 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
         ("conv2d", {"dtype": "fp15"}, "dtype 'fp15': supported are"),
     ],
 )
-def test_it_says_what_it_takes(target: str, changed: dict[str, object], sentence: str) -> None:
+def test_it_refuses_unsupported_arguments(target: str, changed: dict[str, object], sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
         chosen(asked(target, **changed), torch.device("cpu"))
 

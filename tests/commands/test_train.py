@@ -104,7 +104,7 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
     assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False, "csv": False}
 
 
-def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
+def test_a_run_that_ends_before_its_evaluation_reports_only_existing_results(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasten(monkeypatch)

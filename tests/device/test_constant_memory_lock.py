@@ -119,7 +119,7 @@ class Calls:
         assert [float(t["y"]) for t in self._tensors] == [float(t["weight"]) for t in self._tensors]
 
 
-def test_streams_do_not_fill_what_another_still_reads(card: Card) -> None:
+def test_streams_do_not_overwrite_constants_still_being_read(card: Card) -> None:
     calls = Calls(card)
     streams = [card.gpu.stream() for _ in range(3)]
     executables = [calls.executable() for _ in streams]
@@ -169,7 +169,7 @@ def test_a_graph_without_a_copy_is_refused_by_a_sentence(card: Card) -> None:
         calls(executable, card.gpu.current)
 
 
-def test_what_a_failed_call_has_enqueued_is_waited_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_enqueued_by_a_failed_call_is_waited_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(card)
     broken, whole = calls.executable(), calls.executable()
     streams = [card.gpu.stream() for _ in range(2)]

@@ -36,7 +36,7 @@ def _never(tensor_map: object, address: int) -> bytes:
     raise AssertionError("there is no map here")
 
 
-def test_neither_holds_unless_said() -> None:
+def test_neither_holds_by_default() -> None:
     arguments = ArgumentList((7, WeightsReady(), ReleaseDependents()), _never)
     assert [value.value for value in arguments.values] == [7, 0, 0]
     arguments.set(weights_ready=True, release_dependents=False)
@@ -64,7 +64,7 @@ def asking() -> tuple[Any, Any]:
     return problem, Linear.ladder.rung("warp_per_output")
 
 
-def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
+def test_an_operator_assumes_nothing_about_its_weights_producer() -> None:
     """The preceding launch may have written them, as an optimizer step does in training."""
     problem, rung = asking()
     recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -84,7 +84,7 @@ def test_weights_that_the_plan_computes_are_not_ready() -> None:
 
 
 @pytest.mark.parametrize("weights_ready", [True, False])
-def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_passes_flags_to_its_kernels(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's weights are ready; if one were computed, the flag would say otherwise."""
     if not weights_ready:
         monkeypatch.setattr(PlanStep, "weights_are_constant", lambda step, constants: False)
@@ -115,7 +115,7 @@ def test_persistent_blocks_have_a_multiprocessor_each() -> None:
     assert rung.recipe(problem, rung.configs(problem)[0]).launches_early_after_packing
 
 
-def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_reports_the_following_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[bool, bool]] = []
 
     class Listening(Executable):

@@ -86,7 +86,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(gpu, monkeypatch)
 
 
-def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -> None:
+def test_only_changed_nodes_are_updated_and_each_launch_at_once(made: Driver) -> None:
     first, second = made.launch(1, "x", "y"), made.launch(2, "y", "z")
     graph = made.record(first, second)
     pointers = {name: BufferPointers() for name in "xyz"}
@@ -116,7 +116,7 @@ def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -
     ]  # fmt: skip
 
 
-def test_what_the_driver_refuses_is_said_and_tried_again(made: Driver) -> None:
+def test_a_refusal_of_the_driver_is_reported_and_retried(made: Driver) -> None:
     node = made.launch(1, "x", "y")
     graph = made.record(node)
     node.launch.arguments.point({"x": 16, "y": 32})

@@ -82,7 +82,7 @@ def test_options_that_a_version_does_not_have_are_left_out(monkeypatch: pytest.M
     assert code[:4] == b"\x7fELF"
 
 
-def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_error_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         nvrtc_library, "installed_libraries", lambda: [pathlib.Path("/nowhere/libnvrtc.so.13")]
     )

@@ -115,7 +115,7 @@ def test_every_kernel_waits_before_it_touches_memory() -> None:
             assert not early, f"{kernel} does not wait for the launch in front before {early[:4]}"
 
 
-def test_kernels_are_told_whether_weights_are_ready() -> None:
+def test_kernels_know_whether_weights_are_ready() -> None:
     """A kernel has the argument if and only if its source asks for it."""
     asking = 0
     for (source, entry), launch in overlapping().items():

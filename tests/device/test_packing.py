@@ -109,7 +109,7 @@ def test_sets_of_tensors_keep_their_own_packed_weights() -> None:
         assert torch.equal(y, x * 2 * weight)
 
 
-def test_what_lasts_is_packed_weights_and_counters() -> None:
+def test_packed_weights_and_counters_persist() -> None:
     places = Workspace("packed", 4), Workspace("counter", 4, zeroed=True), Workspace("scratch", 4)
     assert Recipe((PACK, MULTIPLY), places).lasting == places[:2]
     assert Recipe((MULTIPLY,), places).lasting == places[1:2], "nothing is packed"

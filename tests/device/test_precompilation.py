@@ -41,7 +41,7 @@ def test_rungs_of_other_architectures_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_compiles_into_the_cache_and_reports_what_does_not_compile(
+def test_compiles_into_the_cache_and_reports_compile_errors(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
@@ -127,7 +127,7 @@ def test_workers_take_nothing_from_the_current_folder(
     assert all(is_compiled(program, "sm_90a") for program in several())
 
 
-def test_what_workers_cannot_keep_is_kept_here(
+def test_results_that_workers_cannot_store_are_stored_here(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -141,7 +141,7 @@ def test_what_workers_cannot_keep_is_kept_here(
     assert not list((tmp_path / "temporary").iterdir()), "the workers leave nothing behind"
 
 
-def test_what_is_damaged_is_compiled_again_and_said(
+def test_damaged_entries_are_recompiled_and_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))

@@ -17,7 +17,7 @@ CUDA = torch.device("cuda", 0)
 _let_go = streams._DedicatedStream.__del__
 
 
-def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_has_a_single_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Released streams are reused: a service that makes plans for days needs only a few."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)

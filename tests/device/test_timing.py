@@ -168,7 +168,7 @@ def test_the_wait_outlasts_the_launches_of_a_round(card: Card) -> None:
     assert [timing.median_us for timing in times.values()] == pytest.approx([2.0] * 60)
 
 
-def test_what_cannot_be_captured_is_timed_by_plain_calls(card: Card) -> None:
+def test_uncapturable_subjects_are_timed_by_plain_calls(card: Card) -> None:
     def call() -> None:
         if card.recording is not None:
             raise RuntimeError("operation not permitted\nmore of it")
@@ -307,7 +307,7 @@ def test_on_the_gpu_a_copy_is_timed_by_graph_and_takes_as_long_as_it_must() -> N
 
 
 @pytest.mark.gpu
-def test_what_cannot_be_captured_is_timed_eagerly_and_says_so() -> None:
+def test_uncapturable_subjects_are_timed_eagerly_and_reported() -> None:
     x = torch.randn(1000, device="cuda")
 
     def synchronizes() -> None:

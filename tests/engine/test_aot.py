@@ -78,7 +78,7 @@ def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pa
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_what_was_brought_goes_along(
+def test_bundled_kernels_survive_copies_and_moves(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Through copies and pickles, and on a GPU that an engine moves to after loading."""
@@ -119,7 +119,7 @@ def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> Non
         assert carried.plan_for(H200, inputs) is None
 
 
-def test_a_loaded_engine_says_which_sizes_it_serves(
+def test_a_loaded_engine_reports_the_sizes_it_serves(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     _, _, carried = read(path, HERE)
@@ -152,7 +152,7 @@ def test_a_loaded_engine_says_which_sizes_it_serves(
         loaded(torch.randn(5, 64))
 
 
-def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
+def test_a_mismatch_of_cards_is_explained(path: pathlib.Path) -> None:
     _, _, carried = read(path, HERE)
     assert carried.explain_mismatch(H200) == "" and AotArtifacts().explain_mismatch(A100) == ""
     assert "planned again, and kernels are compiled" in carried.explain_mismatch(A100)
@@ -171,7 +171,7 @@ def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
         (("sm_90a", "sm_70"), "no card of architecture sm_70 .*sm_80"),
     ],
 )
-def test_what_cannot_be_carried_is_said(
+def test_unsavable_aot_data_is_reported(
     engine: Engine, tmp_path: pathlib.Path, kernels: Any, sentence: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
@@ -226,14 +226,12 @@ CHANGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), CHANGES)
-def test_what_is_carried_is_checked(
-    path: pathlib.Path, tmp_path: pathlib.Path, change: Any, sentence: str
-) -> None:
+def test_aot_data_is_checked(path: pathlib.Path, tmp_path: pathlib.Path, change: Any, sentence: str) -> None:
     with pytest.raises(FileError, match=sentence):
         load(_rewritten(path, tmp_path / "changed.escalade", change), device="cpu")
 
 
-def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
+def test_confused_types_in_aot_data(path: pathlib.Path) -> None:
     """Every value replaced by others of all types: a ValueError, or data whose plans can be requested."""
     contents = Contents.of(path)
     text = contents.metadata["carried"]
@@ -253,7 +251,7 @@ def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
     assert refused
 
 
-def test_what_is_carried_is_part_of_the_checksum(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_aot_data_is_part_of_the_checksum(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     contents = Contents.of(path)
     carried = contents.metadata["carried"].replace(H200.name, A100.name)
     changed = tmp_path / "changed.escalade"

@@ -75,7 +75,7 @@ def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> Non
     assert "few_channels" in ops and "batch_norm" not in ops  # its weights are known
 
 
-def test_pytorch_that_has_looked_already_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_works_after_pytorch_listed_its_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     torch._dynamo.list_backends()
     monkeypatch.setattr(registry, "_BACKENDS", {})
@@ -274,7 +274,7 @@ def test_parts_between_graph_breaks(engines: list[Engine]) -> None:
     assert len(engines) == 2  # the third part changes its input
 
 
-def test_a_dtype_can_be_asked_for(model: nn.Module, engines: list[Engine]) -> None:
+def test_a_dtype_can_be_requested(model: nn.Module, engines: list[Engine]) -> None:
     x = torch.randn(2, 3, 8, 8)
     compiled = torch.compile(model, backend="escalade", options={"dtype": "fp16"})
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_unknown_options_are_refused(model: nn.Module) -> None:
         backend.escalade_backend(graph, [torch.randn(2)], options={"frozen": "yes"})
 
 
-def test_the_plan_of_a_part_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_plan_of_a_part_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MAX_PLANS", 2)
     planned = []
     monkeypatch.setattr(PlannedPart, "_planned", lambda part, given, _: planned.append(len(given[0])))

@@ -47,7 +47,7 @@ def direct(engine: Engine, *tensors: torch.Tensor) -> DirectCalls:
 
 @pytest.mark.parametrize(("function", "launches", "scratch"), [(ONE, 1, False), (TWO, 2, True)])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_the_kernels_write_what_is_returned(
+def test_the_kernels_write_the_results(
     function: Callable[..., Any], launches: int, scratch: bool, dtype: str, poisoned: None
 ) -> None:
     model, engine = made(function, dtype=dtype)
@@ -208,7 +208,7 @@ def test_a_reshape_at_either_end() -> None:
         lambda p, x: x.softmax(-1).softmax(-1).softmax(-1).softmax(-1),
     ],
 )
-def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
+def test_plans_not_called_directly(function: Callable[..., Any]) -> None:
     """Two results with the same bytes, a result that is an input or a constant, PyTorch's steps, many steps."""
     model, engine = made(function)
     x = torch.randn(2, 12)
@@ -388,7 +388,7 @@ class Scarce(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_an_engine_goes_on_after_running_out_of_memory() -> None:
+def test_an_engine_survives_running_out_of_memory() -> None:
     """At any point of planning or calling."""
     _, engine = made(MANY, dtype="fp16")
     x = torch.randn(2, 12)
@@ -407,7 +407,7 @@ def test_an_engine_goes_on_after_running_out_of_memory() -> None:
             assert torch.equal(again(x), expected)
 
 
-def test_calls_that_nobody_waits_for() -> None:
+def test_calls_without_a_waiting_thread() -> None:
     _, engine = made(TWO, buffers=2)
     inputs = [torch.randn(1 + number % 2, 12) for number in range(6)]
 
@@ -439,7 +439,7 @@ def test_streams_give_the_results_of_calls() -> None:
         assert torch.equal(found, engine(x))
 
 
-def test_what_a_call_costs_the_host() -> None:
+def test_host_cost_of_a_call() -> None:
     """CPU time, including a run on the twin."""
     _, engine = made(ONE)
     x = torch.randn(2, 12)

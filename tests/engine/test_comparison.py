@@ -109,7 +109,7 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
     assert not program._values._pytorch_owned
 
 
-def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
+def test_pytorch_writes_the_form_that_the_next_kernel_reads(program: KernelProgram, x: torch.Tensor) -> None:
     """A lazy permutation of PyTorch is not comparable to a kernel that does it."""
     comparing.copy_inputs(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
@@ -118,7 +118,7 @@ def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: t
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_pytorch_does_not_take_has_no_time_of_its(
+def test_layers_that_pytorch_refuses_have_no_time(
     program: KernelProgram, x: torch.Tensor, times: Times, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(step: Any) -> Any:
@@ -164,7 +164,7 @@ def remembered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathl
     return path
 
 
-def test_what_pytorch_does_sooner_is_left_to_it(
+def test_steps_faster_in_pytorch_are_left_to_it(
     engine: Engine, model: nn.Module, x: torch.Tensor, times: Times, remembered: pathlib.Path
 ) -> None:
     """Also a second step of the same problem, which is not measured again; and results are unchanged."""
@@ -190,7 +190,7 @@ def test_what_pytorch_does_sooner_is_left_to_it(
     torch.testing.assert_close(other.outputs[0], model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_clearly_faster_stays(
+def test_steps_without_a_clear_win_stay(
     program: KernelProgram, x: torch.Tensor, times: Times, remembered: pathlib.Path
 ) -> None:
     times({"plan": 4.0, "PyTorch": 3.99})
@@ -221,7 +221,7 @@ def test_the_whole_model_in_pytorch_is_the_model(engine: Engine, model: nn.Modul
     assert found.dtype == torch.bfloat16
 
 
-def test_a_comparison_says_where_time_is_lost(program: KernelProgram) -> None:
+def test_a_comparison_shows_where_time_is_lost(program: KernelProgram) -> None:
     fast = ComparedStep(1, "a", "layer1", "conv2d", "window", 2.0, 5.0, 0.0)
     slow = ComparedStep(3, "b", "layer2", "conv2d", "direct", 9.0, 5.0, 4.0)
     alone = ComparedStep(4, "c", "", "stem", "stem", 1.0, None, 0.0)

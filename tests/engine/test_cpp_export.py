@@ -43,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-def test_a_c_program_computes_what_the_engine_computes(tmp_path: pathlib.Path, built: pathlib.Path) -> None:
+def test_a_c_program_matches_the_engine(tmp_path: pathlib.Path, built: pathlib.Path) -> None:
     done = fresh.python("-m", "tests.engine.cpp.twin_driver", str(built), str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 

@@ -30,7 +30,7 @@ class Emptied(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("device", ("cpu", "twin"))
-def test_what_has_no_elements_is_as_it_is_in_pytorch(device: str, tmp_path: pathlib.Path) -> None:
+def test_empty_values_match_pytorch(device: str, tmp_path: pathlib.Path) -> None:
     torch.manual_seed(4)
     model, x = Emptied(0), torch.randn(2, 3, 5, 5)
     engine = compile(model, (x, x.new_zeros(0, 4)), device=device)

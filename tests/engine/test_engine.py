@@ -169,7 +169,7 @@ def test_models_that_take_bytes_themselves_get_them() -> None:
         torch.testing.assert_close(results, Bytes()(like))
 
 
-def test_integers_are_what_they_are(seed: int) -> None:
+def test_integers_stay_exact(seed: int) -> None:
     model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 3))
     x = torch.randint(0, 50, (2, 4), generator=torch.Generator().manual_seed(seed))
     engine = compile(model, x)
@@ -320,7 +320,7 @@ def test_weights_beyond_fp16_are_refused() -> None:
         assert difference(compile(model, x, dtype=dtype)(x), model(x).detach()) < TOLERANCE[dtype]
 
 
-def test_what_folding_would_take_beyond_fp16_is_not_folded() -> None:
+def test_folding_beyond_fp16_range_is_skipped() -> None:
     model = nn.Sequential(nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3)).eval()
     model[1].running_var.fill_(1e-9)  # type: ignore[operator]
     with torch.no_grad():

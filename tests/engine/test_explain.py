@@ -46,7 +46,7 @@ def explanation(engine: Engine) -> Explanation:
     return explain_plan(engine.plan(torch.randn(2, 8, 4, 4)))
 
 
-def test_steps_say_who_does_what_and_why(explanation: Explanation) -> None:
+def test_steps_name_their_executor_and_the_reason(explanation: Explanation) -> None:
     steps = {step.source: step for step in explanation.steps}
     conv = steps["conv"]
     assert conv.operation == "conv2d" and conv.rung not in ("", PYTORCH) and conv.why and conv.launches > 0

@@ -57,7 +57,7 @@ def saved(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_what_is_saved_comes_back(mixed: tuple[Mixed, Engine], saved: pathlib.Path) -> None:
+def test_saved_engines_are_restored(mixed: tuple[Mixed, Engine], saved: pathlib.Path) -> None:
     model, engine = mixed
     again = load(saved, device="cpu")
     assert again.dtype == engine.dtype and again.graph.notes == engine.graph.notes
@@ -178,7 +178,7 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
         (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
     ],
 )
-def test_what_pytorch_does_is_saved(model: nn.Module, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+def test_pytorch_steps_are_saved(model: nn.Module, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     engine = compile(model.eval(), torch.randn(2, *shape))
     engine.save(tmp_path / "p.engine")
     x = torch.randn(3, *shape)
@@ -208,7 +208,7 @@ def test_structures_that_need_no_import_come_back(tmp_path: pathlib.Path) -> Non
         (torch.linalg.svdvals, "aten::linalg_svdvals is none of the operators"),
     ],
 )
-def test_what_no_file_can_hold_is_an_engine_all_the_same(
+def test_unsavable_models_still_compile(
     function: Callable[..., Any], message: str, tmp_path: pathlib.Path
 ) -> None:
     x = torch.randn(3, 4)
@@ -245,7 +245,9 @@ def test_every_kind_of_damage_is_noticed(saved: pathlib.Path) -> None:
             load(saved, device="cpu")
 
 
-def test_damage_is_said_before_what_comes_of_it(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_reported_before_its_consequences(
+    saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine is built while the weights are still being hashed."""
 
     def refuse(*given: object, **options: object) -> None:
@@ -334,7 +336,7 @@ def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "escalade-engine", "version": "1"}])
-def test_no_weights_are_read_of_what_is_no_engine(
+def test_no_weights_are_read_from_other_files(
     metadata: dict[str, str] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may exceed memory."""
@@ -437,7 +439,7 @@ def test_a_failure_leaves_the_old_file(
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
 
 
-def test_what_is_no_file_is_not_written_to(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
+def test_special_files_are_not_written_to(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for place in (
         tmp_path,

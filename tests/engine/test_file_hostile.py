@@ -370,7 +370,7 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_headers_that_lie_are_refused(kind: str, tmp_path: pathlib.Path) -> None:
+def test_false_headers_are_refused(kind: str, tmp_path: pathlib.Path) -> None:
     header = json.dumps(HEADERS[kind]).encode()
     (tmp_path / "f").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(FileError, match="not an Escalade engine file"):
@@ -378,7 +378,7 @@ def test_headers_that_lie_are_refused(kind: str, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 100_000_001, 9, 0])
-def test_lengths_of_headers_that_lie_are_refused(length: int, tmp_path: pathlib.Path) -> None:
+def test_false_header_lengths_are_refused(length: int, tmp_path: pathlib.Path) -> None:
     (tmp_path / "f").write_bytes(struct.pack("<Q", length) + b"{}")
     with pytest.raises(FileError, match="not an Escalade engine file"):
         load(tmp_path / "f", device="cpu")
@@ -400,7 +400,7 @@ def test_graphs_that_are_none_are_refused(text: str, whole: Contents, tmp_path: 
         load(tmp_path / "f", device="cpu")
 
 
-def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place in (

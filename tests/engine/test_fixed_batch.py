@@ -90,7 +90,7 @@ def test_items_that_are_not_by_themselves_are_refused(name: str) -> None:
         require_independent_items(capture(Call(function), (torch.randn(3, 4),)))
 
 
-def test_what_is_not_for_kernels_alone_is_refused() -> None:
+def test_deterministic_plans_refuse_pytorch_steps() -> None:
     x = torch.randn(2, 4, 6)
     with pytest.raises(UnsupportedError, match="use device 'cuda' or 'twin' and leave out measured=True"):
         compile(nn.ReLU(), x, device="cpu", deterministic=True)

@@ -128,7 +128,7 @@ def test_normalising_on_any_default_device() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_missing_gradients_are_said_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_gradients_are_reported_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
     model, x = nn.Linear(12, 8), torch.randn(2, 12, requires_grad=True)
     engine = compile(model, x, device=device)
 

@@ -135,7 +135,7 @@ def test_one_argument_may_be_a_structure() -> None:
         assert torch.equal(engine.submit(parts=parts).result(), model(parts))
 
 
-def test_an_engine_says_what_it_is(engine: Engine) -> None:
+def test_an_engine_describes_itself(engine: Engine) -> None:
     assert repr(engine) == "Engine(input [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
 
 
@@ -150,7 +150,7 @@ def _twice(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
     return result * 2
 
 
-def test_copies_keep_what_the_caller_has_put_beside() -> None:
+def test_copies_keep_attributes_added_by_the_caller() -> None:
     x = torch.randn(2, 4)
     first = compile(nn.Linear(4, 3), x)
     plain = first(x)
@@ -183,7 +183,7 @@ def test_an_engine_among_modules(engine: Engine) -> None:
         compile(network, x)
 
 
-def test_an_engine_inside_what_somebody_compiles(engine: Engine) -> None:
+def test_an_engine_inside_a_compiled_model(engine: Engine) -> None:
     """Dynamo must not trace it: an engine's contents are pointers."""
     network = nn.Sequential(nn.Linear(4, 4), engine, nn.Linear(3, 2)).eval()
     torch.compiler.reset()

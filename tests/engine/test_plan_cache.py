@@ -52,7 +52,7 @@ def test_plans_serve_calls_in_every_mode(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
+def test_the_least_recently_called_plan_is_evicted_first(device: str) -> None:
     _, engine = made(ONE, device=device, plans=2)
     one, two, three = (torch.randn(size, 12) for size in (1, 2, 3))
     engine(one)
@@ -71,7 +71,7 @@ def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
+def test_inputs_like_the_last_calls_match_in_every_property(device: str) -> None:
     """In size, strides, dtype and device, and in PyTorch's dispatch."""
     model, engine = made(ONE, device=device)
     given = torch.randn(2, 12)
@@ -88,7 +88,7 @@ def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
         engine([given])
 
 
-def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_recognize_known_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     _, engine = made(ONE)
     x = torch.randn(2, 12)
     engine(x)

@@ -97,7 +97,7 @@ def test_any_size_that_the_model_takes(name: str, followed: bool, monkeypatch: p
 
 
 @torch.no_grad()
-def test_it_is_what_an_engine_for_that_size_computes() -> None:
+def test_it_matches_an_engine_for_that_size() -> None:
     """Bit for bit, by kernels; and uint8 and channels_last images of other sizes too."""
     model = Layers(_plain)
     how: dict[str, Any] = {"device": "twin", "normalize": ([0.5] * 3, [0.2] * 3)}

@@ -118,7 +118,7 @@ def test_results_are_the_callers_own(engine: Engine) -> None:
     check(engine, results, batches)
 
 
-def test_what_is_made_of_results_comes_in_their_place(engine: Engine) -> None:
+def test_work_on_results_is_returned_in_their_place(engine: Engine) -> None:
     batches = [batch(number, 1 + number % 3) for number in range(6)]
     found = list(engine.stream(batches, then=lambda y: {"best": y.topk(2), "whole": y}))
     for each, given in zip(found, batches, strict=True):
@@ -129,7 +129,7 @@ def test_what_is_made_of_results_comes_in_their_place(engine: Engine) -> None:
     assert not feeders()
 
 
-def test_what_fails_of_results_is_raised_in_its_place(engine: Engine) -> None:
+def test_a_failing_result_raises_in_its_place(engine: Engine) -> None:
     def then(y: torch.Tensor) -> torch.Tensor:
         if len(y) == 3:
             raise LookupError("no such class")
@@ -176,7 +176,7 @@ def test_the_producer_works_ahead_and_not_further_than_depth(engine: Engine) -> 
     assert not feeders()
 
 
-def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engine) -> None:
+def test_an_error_of_the_producer_comes_after_earlier_results(engine: Engine) -> None:
     def produce() -> Iterator[torch.Tensor]:
         yield batch(0)
         yield batch(1)
@@ -202,7 +202,7 @@ def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[Stagi
         gc.enable()
 
 
-def test_what_the_engine_refuses_comes_in_its_place(engine: Engine) -> None:
+def test_a_refusal_of_the_engine_is_raised_in_its_place(engine: Engine) -> None:
     for wrong, sentence in (
         (torch.zeros(3, 5, 6, dtype=torch.uint8), "has shape"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "engines support"),
@@ -316,7 +316,7 @@ def leave_by_forgetting(engine: Engine, given: Blocked) -> None:
     "leave",
     [leave_by_close, leave_by_break, leave_by_an_exception, leave_by_an_interrupt, leave_by_forgetting],
 )
-def test_a_producer_that_blocks_keeps_nobody(
+def test_a_producer_that_blocks_blocks_nothing_else(
     leave: Callable[[Engine, Blocked], None], engine: Engine, slots: weakref.WeakSet[StagingBuffer]
 ) -> None:
     given = Blocked()
@@ -328,7 +328,7 @@ def test_a_producer_that_blocks_keeps_nobody(
     assert not feeders()
 
 
-def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engine) -> None:
+def test_a_producer_that_blocks_before_its_first_batch_blocks_nothing_else(engine: Engine) -> None:
     """Fails when asked for its iterator."""
     go = threading.Event()
 
@@ -380,7 +380,7 @@ def test_a_generator_is_closed_and_nothing_else_is(engine: Engine, caplog: pytes
     assert not feeders()
 
 
-def test_what_is_refused_comes_before_the_producer_is_closed(engine: Engine) -> None:
+def test_a_refusal_comes_before_the_producer_is_closed(engine: Engine) -> None:
     go = threading.Event()
 
     def produce() -> Iterator[torch.Tensor]:
@@ -397,7 +397,7 @@ def test_what_is_refused_comes_before_the_producer_is_closed(engine: Engine) -> 
     assert not feeders()
 
 
-def test_an_iterator_that_was_never_asked_starts_nothing(engine: Engine) -> None:
+def test_an_unused_iterator_starts_nothing(engine: Engine) -> None:
     results = engine.stream([batch(0)])
     assert not feeders()
     del results

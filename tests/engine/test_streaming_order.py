@@ -70,7 +70,7 @@ def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu, most: in
     assert values(results) == [2.0 * number for number in range(12)]
 
 
-def test_streams_keep_their_buffers_though_others_lie_idle(gpu: Gpu) -> None:
+def test_streams_keep_their_buffers_while_others_are_idle(gpu: Gpu) -> None:
     """Kernels need no new addresses for another caller's tensors. Buffers of an idle stream are reused."""
     calls, streams = buffered(gpu, 4), [gpu.stream() for _ in range(5)]
 
@@ -89,7 +89,7 @@ def test_streams_keep_their_buffers_though_others_lie_idle(gpu: Gpu) -> None:
     assert took(streams[4]) in calls._sets and len(calls._sets) == 4
 
 
-def test_submitted_calls_follow_what_their_callers_stream_was_given(
+def test_submitted_calls_run_after_earlier_work_on_the_callers_stream(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bounded number in flight, each finished before its results are returned; failures and cancellation block no
@@ -224,7 +224,7 @@ def test_the_first_run_waits_for_the_weights(gpu: Gpu) -> None:
     assert Replayed(gpu).packed.value == 10.0
 
 
-def test_a_replay_does_what_was_recorded(gpu: Gpu) -> None:
+def test_a_replay_repeats_the_recording(gpu: Gpu) -> None:
     program, other = Replayed(gpu), gpu.stream()
     for number in range(4):
         with gpu.on(other):

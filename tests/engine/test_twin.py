@@ -43,7 +43,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, ("fp16", "fp32")[number % 2]) for number, name in enumerate(NETWORKS)]
 )
-def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
+def test_kernels_match_the_plan(name: str, dtype: str) -> None:
     make, item = NETWORKS[name]
     torch.manual_seed(10)
     model = make()
@@ -75,9 +75,7 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_launch_for_mean_and_layer_matches_two(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(14)
     graph = capture(Head().eval(), (torch.randn(1, 3, 7, 7),))
     x = torch.randn(2, 3, 7, 7)

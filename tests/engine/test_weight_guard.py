@@ -58,7 +58,7 @@ def test_every_bit_counts(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_copies_hold_what_the_weights_held(device: str) -> None:
+def test_the_copies_hold_the_weights_values(device: str) -> None:
     given = weights(device)
     expected = [tensor.clone() for tensor in given]
     copies = WeightSnapshot(given).copies
@@ -70,7 +70,7 @@ def test_the_copies_hold_what_the_weights_held(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_where_they_lie_does_not_matter(device: str) -> None:
+def test_addresses_do_not_matter(device: str) -> None:
     given = weights(device)
     watched = WeightSnapshot(given)
     elsewhere = [torch._neg_view(-t) if t.is_neg() else t.clone() for t in given]

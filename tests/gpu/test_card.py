@@ -26,7 +26,7 @@ def h200(cuda: torch.device) -> torch.device:
     return cuda
 
 
-def test_a_card_is_what_the_driver_says(cuda: torch.device) -> None:
+def test_a_card_matches_the_driver(cuda: torch.device) -> None:
     card, told = Card.of(cuda), properties_of(cuda)
     assert (card.name, card.architecture) == (told.name, told.architecture)
     assert (card.multiprocessors, card.registers) == (told.multiprocessors, told.registers)
@@ -45,7 +45,7 @@ def test_rates_derived_for_an_h200_are_near_the_measured_ones(h200: torch.device
 
 
 @pytest.mark.parametrize("blocks", range(2, 9))
-def test_as_many_clusters_run_at_once_as_the_card_says(h200: torch.device, blocks: int) -> None:
+def test_cluster_counts_match_the_card(h200: torch.device, blocks: int) -> None:
     """By the driver, for a kernel with one CTA per SM. Which SMs form a cluster differs slightly
     between H200s."""
     from cuda.bindings import driver

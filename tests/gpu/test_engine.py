@@ -166,7 +166,7 @@ def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) 
     assert torch.cuda.memory_allocated(cuda) == before
 
 
-def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cuda: torch.device) -> None:
+def test_too_large_a_batch_is_refused_and_the_engine_still_works(engine: Engine, cuda: torch.device) -> None:
     x = torch.randn(2, 3, 224, 224, device=cuda)
     expected = engine(x)
     big = torch.zeros(1, 3, 224, 224, device=cuda, dtype=torch.float16).expand(1000, -1, -1, -1)
@@ -449,7 +449,7 @@ def test_the_host_cost_of_a_call(
     assert torch.equal(engine(x), replayed(engine, x))
 
 
-def test_what_pytorch_evaluates_of_an_expression_can_be_recorded(cuda: torch.device) -> None:
+def test_expressions_evaluated_by_pytorch_can_be_recorded(cuda: torch.device) -> None:
     x = torch.linspace(-9, 9, 64, device=cuda, dtype=torch.float16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

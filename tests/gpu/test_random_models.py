@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_networks_of_the_day_compute_what_pytorch_does(share: int) -> None:
+def test_networks_of_the_day_match_pytorch(share: int) -> None:
     found = failures(of_the_day("network", NETWORKS, first=share * NETWORKS, device="cuda", wide=True))
     assert not found, "\n\n".join(found)
 

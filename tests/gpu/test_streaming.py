@@ -79,7 +79,7 @@ def test_sizes_types_and_layouts_may_vary(engine: Engine) -> None:
     check(engine, list(engine.stream(batches)), batches)
 
 
-def test_what_is_made_of_results_is_made_on_the_gpu(engine: Engine) -> None:
+def test_work_on_results_runs_on_the_gpu(engine: Engine) -> None:
     batches = [batch(number, 8) for number in range(12)]
     places: set[str] = set()
 
@@ -193,7 +193,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
     check(engine, list(stream(Busy(engine), batches)), batches)
 
 
-def test_a_producer_that_blocks_keeps_nobody(engine: Engine) -> None:
+def test_a_producer_that_blocks_blocks_nothing_else(engine: Engine) -> None:
     list(engine.stream([batch(0)]))
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -50,7 +50,7 @@ def test_rates_are_those_of_bytes_read_and_written_and_of_operations(subjects: d
     assert (found.shared_bytes, found.memory_bytes) == (227 << 10, MEMORY)
 
 
-def test_the_copy_reads_and_writes_what_is_counted(
+def test_the_copy_moves_the_counted_bytes(
     subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ceilings.measure(CPU)
@@ -85,7 +85,9 @@ def test_products_are_of_the_size_that_is_counted_and_in_their_dtype(
         assert seen[-1] == (STORAGE[dtype], (rows, depth), (depth, columns), dtype == "tf32")
 
 
-def test_the_sum_reads_what_is_counted(subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_reads_the_counted_bytes(
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ceilings.measure(CPU)
     read: list[int] = []
     real = torch.sum

@@ -168,7 +168,7 @@ def test_a_sloppy_peer_allows_a_rung_no_more(
         assert one.tolerance(problem, sloppy) <= max(2 * most, 2.0**-20)
 
 
-def test_what_a_rung_does_not_take_is_skipped_with_its_sentence() -> None:
+def test_an_unsupporting_rung_is_skipped_with_its_reason() -> None:
     (outcome,) = verify(Scale(rung("right")), CPU, layouts=["nhwc"])
     assert outcome.refusal == "right takes nchw, not nhwc"
     assert not outcome.passed and not outcome.failed
@@ -187,7 +187,7 @@ def test_one_rung_that_harms_its_input_does_not_harm_the_next() -> None:
     assert outcomes["vandal"].failed and outcomes["right"].passed
 
 
-def test_a_rung_whose_support_cannot_be_asked_is_a_failure_not_a_crash() -> None:
+def test_a_failing_support_check_is_a_failure_not_a_crash() -> None:
     class Broken(type(rung("x"))):  # type: ignore[misc]
         def supports(self, problem: ScaleProblem) -> str | None:
             raise KeyError("tile")
@@ -222,7 +222,7 @@ def test_jobs_ask_every_rung_in_every_layout() -> None:
     assert sum(bool(job.refusal) for job in planned) == 2
 
 
-def test_few_outputs_are_allowed_what_chance_may_make_of_them() -> None:
+def test_few_outputs_are_allowed_their_random_deviation() -> None:
     """Three cancelling sums may all be small relative to their rounding; many, or large ones, are an error."""
 
     def failure(outputs: int, error: float) -> str:

@@ -123,7 +123,7 @@ def test_networks_of_timm_are_found_by_name(
     assert "has its own weights" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
 
 
-def test_what_is_wrong_with_a_folder_is_reported(
+def test_errors_in_a_folder_are_reported(
     tmp_path: pathlib.Path, timm: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"architecture": "net", "num_classes": 7}

@@ -113,7 +113,7 @@ def test_named_networks_are_the_same_every_time(name: str) -> None:
         ((torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4)), (9,)),
     ],
 )
-def test_batch_norms_have_the_statistics_of_what_comes_in(layers: Any, sizes: tuple[int, ...]) -> None:
+def test_batch_norms_use_the_statistics_of_their_input(layers: Any, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(2)
     model, x = torch.nn.Sequential(*layers), torch.randn(8, 3, *sizes)
     models.settle(model, x)
@@ -263,7 +263,7 @@ def test_the_spectral_autoencoder_keeps_shapes_and_trains(bands: int, frames: in
         torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)
 
 
-def test_the_spectral_autoencoder_says_what_it_takes() -> None:
+def test_the_spectral_autoencoder_refuses_unsupported_arguments() -> None:
     with pytest.raises(UnsupportedError, match=r"takes \[batch, 320\]"):
         models.SpectralAutoencoder()(torch.randn(4, 300))
     with pytest.raises(UnsupportedError, match="at least 1"):

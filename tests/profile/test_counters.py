@@ -84,12 +84,12 @@ def test_readings_become_figures_in_one_unit() -> None:
     }
 
 
-def test_what_is_no_table_is_said() -> None:
+def test_an_invalid_table_is_reported() -> None:
     with pytest.raises(EscaladeError, match="no table"):
         parse("==ERROR== Failed to initialize the profiler: LibraryNotLoaded")
 
 
-def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
+def test_counters_show_stalls_and_excess_work() -> None:
     words = diagnose(PART, [*parse(printed())], floor_us=500.0)
     assert words.split("; ") == [
         "waits on memory: 71% of stalls are long scoreboard",
@@ -101,7 +101,7 @@ def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
     ]
 
 
-def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
+def test_a_busy_unit_is_reported_before_stall_reasons() -> None:
     busy = Counters("k", us=4.0, tensor_pct=71.0, dram_pct=65.0, occupancy_pct=9.0, stalls={"gmma": 1.0})
     short = Counters("pack", us=1.0, dram_pct=99.0)
     assert diagnose(PART, [short, busy], None) == "is bound by tensor cores: active in 71% of all cycles"
@@ -111,7 +111,7 @@ def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
     assert diagnose(PART, [Counters("k")], 1.0) == ""
 
 
-def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
+def test_counts_of_the_twin_show_repeated_requests() -> None:
     lines = (
         Requests("global", "load", 10, 300, 300, 1200),
         Requests("global", "store", 10, 40, 40, 1280),

@@ -86,7 +86,7 @@ def test_metrics_that_ncu_does_not_have_are_left_out(stand_in: pathlib.Path) -> 
     ],
     ids=["permission", "library", "nothing", "refused"],
 )
-def test_why_there_are_no_counters_is_said(
+def test_the_reason_for_missing_counters_is_reported(
     stand_in: pathlib.Path, does: str, kind: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(kind, match=sentence):

@@ -76,7 +76,7 @@ def test_a_killed_worker_loses_no_image_and_repeats_none(
         Job([str(images)], str(results), Network.read(network), top=2, shard=SHARD)
 
 
-def test_a_killed_driver_is_started_again_and_goes_on(
+def test_a_killed_driver_is_restarted_and_continues(
     address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     results = tmp_path / "results"

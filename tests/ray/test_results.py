@@ -52,7 +52,7 @@ def constructed(mean: float = 0.0, labels: tuple[str, ...] = ("a", "b", "c")) ->
     return Network.of(engine, crop, labels, "small", "module:small")
 
 
-def test_the_same_network_compiled_again_goes_on(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_same_network_recompiled_continues(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
     one, two = constructed(), constructed()
     assert (one.sha256, one.fingerprint) == (two.sha256, two.fingerprint)
     for network in (one, two):
@@ -196,7 +196,7 @@ def test_a_network_that_ends_every_process_is_given_up(images: pathlib.Path, tmp
 
 
 @pytest.mark.parametrize("junk", ["", "[]", "\udcff", "[" * 100_000, "null"])
-def test_what_says_nothing_is_refused(images: pathlib.Path, tmp_path: pathlib.Path, junk: str) -> None:
+def test_empty_records_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, junk: str) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / MANIFEST).write_text(junk, errors="surrogateescape")
     with pytest.raises(UnsupportedError, match="not a valid manifest"):
@@ -285,7 +285,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
         Job([images], tmp_path / "other", constructed())
 
 
-def test_what_a_worker_refuses_comes_back_as_its_sentence(
+def test_a_workers_refusal_is_reported_with_its_sentence(
     images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     job = Job([images], tmp_path / "results", constructed(), device="nowhere")
@@ -296,7 +296,7 @@ def test_what_a_worker_refuses_comes_back_as_its_sentence(
         list(_finished_parts(done))
 
 
-def test_what_ended_a_process_is_done_in_smaller_pieces() -> None:
+def test_a_batch_that_ended_a_process_is_retried_in_smaller_parts() -> None:
     folder: Any = None
     for ended, wanted in (
         ([], [(0, 5)]),

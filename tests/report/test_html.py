@@ -277,7 +277,7 @@ def test_the_verdict_counts_every_lost_comparison() -> None:
     assert "not right" in plots.inline(plot.draw, "x", "x")
 
 
-def test_plots_start_at_zero_or_say_that_they_are_logarithmic() -> None:
+def test_plots_start_at_zero_or_are_labeled_logarithmic() -> None:
     near = [replace(RECORD, rung=f"rung{n}", tflops=rate) for n, rate in enumerate((0.2, 0.3, 0.7))]
     axes = plots.climb(near, {}, {}).axes[0]
     assert axes.get_yscale() == "linear" and axes.get_ylim()[0] == 0 and axes.get_ylabel() == "GFLOP/s"
@@ -329,7 +329,7 @@ def test_a_slow_down_is_found_beyond_the_spread(
     assert "--against takes a folder like results/" in sentence
 
 
-def test_what_the_twin_has_counted_needs_no_card() -> None:
+def test_counts_of_the_twin_need_no_card() -> None:
     text = report({"twin-on-x86-64": [COUNTED, LEARNED]})
     assert [row["rung"] for row in Page(text).rows("ladders")] == ["direct"]
     assert "Nothing was measured on a card yet" in text

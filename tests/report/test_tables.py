@@ -38,7 +38,7 @@ def results(root: pathlib.Path, records: list[Record]) -> pathlib.Path:
     return root / "results"
 
 
-def test_without_records_the_block_is_empty_and_the_pages_say_so(root: pathlib.Path) -> None:
+def test_without_records_the_block_is_empty_and_the_pages_report_it(root: pathlib.Path) -> None:
     tables.write(root / "results", root)
     assert (root / "README.md").read_text() == EMPTY
     assert "not been measured yet" in (root / "docs/ladder.md").read_text()

@@ -95,7 +95,7 @@ def test_images_are_turned_and_shifted() -> None:
     assert found.squeeze().tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [2, 1, 0, 1]]
 
 
-def test_grey_images_are_given_as_colours_and_come_back() -> None:
+def test_gray_images_are_converted_to_color_and_back() -> None:
     grey = Batch(IMAGES.pixels[..., :1], None)
     normalization = Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     found = grey.images(normalization)

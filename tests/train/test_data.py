@@ -198,7 +198,7 @@ def test_a_folder_may_have_a_part_to_test_by(tmp_path: pathlib.Path) -> None:
         assert images.pixels[:, 0, 0].argmax(1).tolist() == labels
 
 
-def test_what_is_no_dataset_is_told_what_is(tmp_path: pathlib.Path) -> None:
+def test_a_folder_without_a_dataset_gets_advice(tmp_path: pathlib.Path) -> None:
     refused(tmp_path / "nowhere", "nowhere does not exist", "CIFAR-10")
     refused(tmp_path, "is not a dataset", "IDX files")
     refused("synthetic:many", "synthetic:many")

@@ -76,7 +76,7 @@ def test_two_processes_train_as_one_and_a_lost_one_ends_both(
         )
 
 
-def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_of_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="SyncBatchNorm, which needs GPUs"):
         Processes(CPU, 0, 2).wrap(nn.Sequential(nn.BatchNorm2d(3)))
     with pytest.raises(UnsupportedError, match="must be a multiple of the 3 processes"):

@@ -88,7 +88,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
+def test_a_run_resumes_bit_for_bit_wherever_it_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a network that draws random numbers, in a process whose generator has another state."""
@@ -119,7 +119,7 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
         assert_same(course(folder), whole)
 
 
-def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
+def test_csv_files_match_the_log_wherever_a_run_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tables() -> dict[str, list[dict[str, str]]]:
@@ -146,7 +146,7 @@ def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
     assert len(rows) == STEPS + 1 and rows[-1]["norm"] == "2.0" and rows[0]["norm"] == ""
 
 
-def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> None:
+def test_a_run_stopped_on_request_resumes_later(tmp_path: pathlib.Path) -> None:
     trained(tmp_path / "whole")
     asked = iter([False, False, True])
     outcome = made(tmp_path / "asked").run(lambda news: None, lambda: next(asked))
@@ -155,7 +155,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> No
     assert_same(course(tmp_path / "asked"), course(tmp_path / "whole"))
 
 
-def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_learns_and_writes_its_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = torch.random.get_rng_state()
     given: dict[str, Any] = {
@@ -287,7 +287,7 @@ def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
         ({"task": "vgg"}, "'vgg': supported are autoencoder, resnet18"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
+def test_untrainable_models_are_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         made(tmp_path, **given)
 
@@ -340,7 +340,7 @@ def test_steps_are_those_of_a_plain_loop_at_the_given_rates(planned: bool) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", ["autoencoder", "resnet18", NOISY])
-def test_a_run_on_the_gpu_goes_on_bit_for_bit(
+def test_a_run_on_the_gpu_resumes_bit_for_bit(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, task: str
 ) -> None:
     monkeypatch.undo()

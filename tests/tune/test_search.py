@@ -32,7 +32,7 @@ PROBLEM = ScaleProblem(100)
         ("conv2d_input_gradient", "16to16_7_k3s1_b1", "tensor_core", [True]),
     ],
 )
-def test_what_depends_on_nothing_but_weights_counts_where_they_change(
+def test_steps_that_depend_on_weights_alone_count_if_weights_change(
     operation: str, name: str, rung: str, timed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ops.operation(operation)
@@ -121,7 +121,7 @@ class Idle(packing.Executable):
         return lambda: None
 
 
-def test_what_does_nothing_when_it_is_timed_does_not_win(
+def test_a_subject_that_does_nothing_when_timed_does_not_win(
     scales: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = packing.Executable

@@ -38,7 +38,7 @@ RECORDED = pathlib.Path(__file__).parents[2] / "results/h200/conv2d_sweep.jsonl"
 # --- the problems
 
 
-def test_the_sweep_is_the_same_every_time_and_a_larger_one_goes_on() -> None:
+def test_the_sweep_is_reproducible_and_a_larger_one_extends_it() -> None:
     assert problems(40) == problems(60)[:40]
     assert problems(40) != problems(40, seed=1)
     assert len(set(problems(300))) == 300
@@ -69,7 +69,7 @@ def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
         assert estimated(OPERATIONS["conv2d"], problem, typical_card("sm_90a")).problem == problem
 
 
-def test_nobody_tuned_for_these() -> None:
+def test_untuned_problems_are_in_no_table() -> None:
     assert len(set(UNTUNED)) == 20 and {p.batch for p in UNTUNED} == {3}
     assert all(7 <= p.channels <= 300 for p in UNTUNED)
     assert {(5, 5), (1, 7)} <= {(p.filter_height, p.filter_width) for p in UNTUNED}
@@ -91,7 +91,7 @@ def sample(
     )  # fmt: skip
 
 
-def test_samples_come_back_and_what_was_cut_off_is_dropped(tmp_path: pathlib.Path) -> None:
+def test_samples_are_read_back_and_truncated_ones_dropped(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "folder" / "sweep.jsonl"
     other = replace(PROBLEM, batch=9)
     whole = [sample("a", 1.5, {"tile": 4}, of=2), sample("b", None, of=2)]
@@ -136,7 +136,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: object, tmp_path: pat
         samples.load(path)
 
 
-def test_fields_of_a_later_version_stay_when_a_sweep_goes_on(tmp_path: pathlib.Path) -> None:
+def test_fields_of_a_later_version_survive_resuming_a_sweep(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("a", 1.0)])
     line = json.dumps({**json.loads(path.read_text()), "watts": 300}) + "\n"
@@ -185,7 +185,7 @@ def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
     assert entry.rung == "right" and entry.median_us > 0
 
 
-def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
+def test_candidates_with_much_larger_estimates_are_not_measured() -> None:
     found = search.candidates(ops.operation("conv2d"), PROBLEM, typical_card("sm_90a"))
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
@@ -219,7 +219,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[.
     return interrupted_after
 
 
-def test_a_sweep_goes_on_where_it_was_stopped(
+def test_a_sweep_resumes_where_it_stopped(
     as_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
@@ -235,7 +235,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     assert len(found) == 4 and all(found[key] == stopped[key] for key in stopped)
 
 
-def test_a_sweep_measures_only_what_is_missing(
+def test_a_sweep_measures_only_missing_problems(
     as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
@@ -333,7 +333,7 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
     assert calibration.high > 2.0
 
 
-def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
+def test_nothing_to_judge_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="no measured problems"):
         tuning.choices_hold(tmp_path / "none.jsonl", Console(file=io.StringIO()))
 

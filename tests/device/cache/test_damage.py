@@ -70,7 +70,7 @@ def test_damage_is_a_miss_and_is_repaired(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_not_there(tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]) -> None:
+def test_damaged_entries_are_misses(tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]) -> None:
     cache = Cache(tmp_path)
     assert not cache.has("k")
     cache.get("k", lambda: b"payload")
@@ -162,7 +162,7 @@ def _link(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("put", [_folder, os.mkfifo, _dangling_link, _link])
 @pytest.mark.parametrize("suffix", ["", ".lock"], ids=["entry", "lock"])
-def test_what_is_in_the_way_does_no_harm(
+def test_obstacles_do_no_harm(
     tmp_path: pathlib.Path, put: Callable[[pathlib.Path], None], suffix: str
 ) -> None:
     cache = Cache(tmp_path)

@@ -81,7 +81,7 @@ def test_eviction_in_one_process_harms_no_other(tmp_path: pathlib.Path, seed: in
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: pathlib.Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_after_a_day(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path)
     abandoned, current = cache.directory / "making-abandone", cache.directory / "making-current_"
     for folder in (abandoned, current):

@@ -63,7 +63,7 @@ def test_the_folder_is_marked_as_a_cache(tmp_path: pathlib.Path) -> None:
 # --- size
 
 
-def test_the_least_recently_used_goes_first(tmp_path: pathlib.Path) -> None:
+def test_the_least_recently_used_is_evicted_first(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=3 * (100 + SEAL_BYTES) + 50, grace_seconds=0)
     for position, name in enumerate("abc"):
         cache.get(name, lambda: bytes(100))
@@ -73,7 +73,7 @@ def test_the_least_recently_used_goes_first(tmp_path: pathlib.Path) -> None:
     assert contents(cache.directory.parent) == {f"{FOLDER}/{cache.entry(name).name}" for name in "acd"}
 
 
-def test_an_entry_of_the_future_goes_before_all_others(tmp_path: pathlib.Path) -> None:
+def test_an_entry_from_the_future_is_evicted_first(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=3 * (100 + SEAL_BYTES) + 50)
     for name, seconds in (("a", 1000), ("future", -3600), ("b", 2000)):
         cache.get(name, lambda: bytes(100))
@@ -120,13 +120,13 @@ def test_the_folder_is_looked_through_now_and_then(
     assert real() and cache.size()[1] <= cache.limit_bytes
 
 
-def test_what_was_just_made_stays_even_if_it_alone_is_too_large(tmp_path: pathlib.Path) -> None:
+def test_a_new_entry_stays_even_if_it_alone_is_too_large(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=10, grace_seconds=0)
     assert cache.get("large", lambda: bytes(100)) == bytes(100)
     assert cache.get("large", forbidden) == bytes(100)
 
 
-def test_what_was_used_a_moment_ago_stays(tmp_path: pathlib.Path) -> None:
+def test_recently_used_entries_stay(tmp_path: pathlib.Path) -> None:
     """Its file may have been passed to a process that has not opened it yet."""
     cache = Cache(tmp_path, limit_bytes=150 + SEAL_BYTES)
     cache.get("recent", lambda: bytes(100))
@@ -140,7 +140,7 @@ def test_what_was_used_a_moment_ago_stays(tmp_path: pathlib.Path) -> None:
 # --- entries in use
 
 
-def test_trimming_removes_what_was_unused_for_longest_and_leaves_what_is_about_to_be_opened(
+def test_trimming_removes_the_least_recently_used_and_keeps_entries_about_to_be_opened(
     tmp_path: pathlib.Path,
 ) -> None:
     cache = Cache(tmp_path)

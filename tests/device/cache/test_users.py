@@ -87,7 +87,7 @@ def test_a_folder_of_another_user_does_not_serve(
     _not_served(tmp_path / "a" / "b", f"{place} belongs to another user")
 
 
-def test_who_installed_the_package_could_do_anything_anyway(
+def test_the_package_owner_is_trusted(
     tmp_path: pathlib.Path,
     someone: int,
     as_owner: Callable[[pathlib.Path, int], None],
@@ -151,7 +151,7 @@ def test_a_group_of_one_is_the_user(tmp_path: pathlib.Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o644)])
-def test_who_may_read_is_as_the_umask_says_and_nobody_else_may_write(
+def test_reading_follows_the_umask_and_only_the_owner_may_write(
     tmp_path: pathlib.Path, umask: int, mode: int, someone: int
 ) -> None:
     before = os.umask(umask)

@@ -195,7 +195,7 @@ def test_a_product_with_a_mistake_is_reported_in_every_order(mistake: str) -> No
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_descriptor_leads_to_where_it_says(mistake: str) -> None:
+def test_a_descriptor_points_to_its_target(mistake: str) -> None:
     with pytest.raises(AssertionError, match="not close"):
         _multiply(mistake, Order())
 

@@ -107,7 +107,7 @@ def test_a_missing_entry_is_named() -> None:
         build(COPY, "other")
 
 
-def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_sentence_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.compiler.cache_clear()
     monkeypatch.setattr(subprocesses, "find_program", lambda name: None)
     with pytest.raises(CompileError, match="install g\\+\\+ 12 or later"):

@@ -169,7 +169,7 @@ def test_a_call_counts_its_launches_with_or_without_packing(tmp_path: pathlib.Pa
     assert call.counts(packing=False).of("global", "load").transactions == 4 + 16
 
 
-def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
+def test_launches_not_built_for_counting_are_not_counted() -> None:
     with pytest.raises(LaunchError, match="moves .*counts=True"):
         build(MOVES, "moves").counts()
     with pytest.raises(UnsupportedError, match="checks and counts"):

@@ -425,7 +425,7 @@ def test_blocks_push_into_each_others_shared_memory(order: Order, blocks: int) -
          "have returned|none of its threads waited"),
     ],
 )  # fmt: skip
-def test_what_can_go_wrong_with_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:
+def test_errors_of_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:
     x, y = torch.randn(4, 32, 4), torch.zeros(4, 32, 4)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
     kernel = build(planted(PUSH, mistake), "push", checks=True)

@@ -59,7 +59,7 @@ def test_an_overrun_into_the_next_buffer_is_reported(start: tuple[int, int], exp
     assert torch.equal(y, x)
 
 
-def test_stores_that_no_hook_tells_of_are_seen_beside_a_buffer_and_far_from_it() -> None:
+def test_unhooked_stores_are_found_next_to_a_buffer_and_far_from_it() -> None:
     """The twin places nothing behind a copy: far overruns fault, near ones are detected by marks."""
     source = r"""
 extern "C" __global__ void unseen(float* y, int at) {
@@ -165,7 +165,7 @@ def test_a_read_of_memory_that_no_launch_wrote_is_reported(order: Order) -> None
     launch(total, 1, 64, (room, y))  # nothing was declared
 
 
-def test_a_counter_that_nobody_cleared_is_reported() -> None:
+def test_an_uncleared_counter_is_reported() -> None:
     ticket, y = torch.zeros(1, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     kernel = build(STEPS, "count", checks=True)
     launch(kernel, 1, 32, (ticket, y))
@@ -173,7 +173,7 @@ def test_a_counter_that_nobody_cleared_is_reported() -> None:
         launch(kernel, 1, 32, (ticket, y), unwritten=Unwritten([(ticket.data_ptr(), 4)]))
 
 
-def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrote(seed: int) -> None:
+def test_a_recipe_without_its_first_step_reads_an_unwritten_workspace(seed: int) -> None:
     problem, operation = BatchStatisticsProblem(2, 4, 5, 3), OPERATIONS["batch_statistics"]
     recipe = operation.ladder.rung("split").recipe(problem, SplitConfig(64, 1, 16))
     tensors = {"x": operation.inputs(problem, torch.device("cpu"), seed)["x"]}

@@ -81,7 +81,7 @@ def test_only_includes_that_stand_first_are_moved(source: str, moved: list[str])
 
 
 @pytest.mark.parametrize("variant", [{}, {"checks": True}, {"sanitize": True}], ids=str)
-def test_gxx_takes_what_it_made_and_makes_it_once(
+def test_gxx_uses_its_precompiled_headers_and_builds_them_once(
     fresh: pathlib.Path, monkeypatch: pytest.MonkeyPatch, variant: dict[str, bool]
 ) -> None:
     seen = runs(monkeypatch)

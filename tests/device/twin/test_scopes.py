@@ -70,14 +70,14 @@ def _meet(way: str, order: Order = Order()) -> float:
     return float(total[0])
 
 
-def test_what_reaches_all_blocks_orders_them() -> None:
+def test_device_scope_orders_all_ctas() -> None:
     for order in ORDERS[:2]:
         assert _meet("DEVICE", order) == _meet("SYSTEM", order) == 10
     assert _meet("FLAG") == 5
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("DEVICE", "SYSTEM", "FLAG")])
-def test_what_reaches_one_block_or_nobody_does_not(way: str) -> None:
+def test_narrower_scopes_do_not_order_ctas(way: str) -> None:
     for order in ORDERS[: 1 if "FLAG" in way else 2]:  # the flag's writer must run first
         with pytest.raises(TwinError, match="race"):
             _meet(way, order)
@@ -183,9 +183,7 @@ def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("weights_ready", [False, True])
-def test_a_recipe_tells_the_twin_what_may_be_read_early(
-    weights_ready: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_declares_reads_allowed_early(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     _linear(None, weights_ready, monkeypatch)
 
 
@@ -205,7 +203,7 @@ def test_a_kernel_that_forgets_its_wait_is_reported(
         _linear(edit, weights_ready, monkeypatch)
 
 
-def test_what_is_ready_follows_a_renamed_buffer() -> None:
+def test_readiness_follows_a_renamed_buffer() -> None:
     program = Program.of("linear/warp_per_output.cu", "linear_warp_per_output")
     call = KernelCall(program, (1, 1, 1), (32, 1, 1), (Buffer("weight"), WeightsReady(("weight", "bias"))))
     moved = Recipe((call,)).remap({"weight": Buffer("packed", 64)})

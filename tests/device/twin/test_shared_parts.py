@@ -103,7 +103,7 @@ def test_a_part_of_a_part_is_the_same_memory(order: Order) -> None:
         launch(build(source, "parts", checks=True), 1, 64, (x, y, 0), shared_bytes=BYTES, order=order)
 
 
-def test_stores_that_no_hook_tells_of_are_seen_between_parts() -> None:
+def test_unhooked_stores_are_found_between_regions() -> None:
     source = planted(
         SOURCE,
         ("rows[i + by] = x[i];", 'rows[i] = x[i]; asm volatile("" ::: "memory"); unseen(rows + 64 * by);'),
@@ -140,7 +140,7 @@ extern "C" __global__ void large(const float* x, float* y, int by) { body<25600>
 """
 
 
-def test_parts_of_the_largest_shared_memory_are_kept_apart_however_far_an_index_goes() -> None:
+def test_regions_of_maximal_shared_memory_are_isolated_from_far_indices() -> None:
     for by in (0, 25600, 25600 + 300, 2 * 25600 - 1):
         x, y = _tensors()
         if not by:

@@ -109,9 +109,7 @@ def test_known_operators_become_nodes() -> None:
         (lambda x: x.double().sum(1), (3, 4)),
     ],
 )
-def test_every_operator_computes_what_pytorch_does(
-    function: Callable[..., Any], shape: tuple[int, ...]
-) -> None:
+def test_every_operator_matches_pytorch(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     check(function, *shape)
 
 
@@ -202,7 +200,7 @@ def _copy_does_not_see_change(x: torch.Tensor) -> torch.Tensor:
         _copy_does_not_see_change,
     ],
 )
-def test_changes_in_place_are_seen_by_all_who_hold_the_tensor(function: Callable[..., Any]) -> None:
+def test_changes_in_place_are_visible_to_all_holders_of_the_tensor(function: Callable[..., Any]) -> None:
     check(function, 4, 3)
 
 
@@ -228,7 +226,7 @@ def test_the_callers_input_stays_as_it_is(through_view: bool) -> None:
         (lambda x: torch.cat([x, x[:1]]), (2, 6)),
     ],
 )
-def test_what_depends_on_the_batch_otherwise_is_kept_at_its_size(
+def test_other_dependence_on_the_batch_keeps_its_size(
     function: Callable[..., Any], shape: tuple[int, ...]
 ) -> None:
     x = torch.randn(*shape)
@@ -267,7 +265,7 @@ def test_branches_by_batch_hold_for_their_sizes_alone() -> None:
         engine(large)
 
 
-def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
+def test_properties_of_some_batches_are_not_claimed_of_others() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] % 3 == 0 else x + 1
 
@@ -369,7 +367,7 @@ class Gate(nn.Module):
         (Call(lambda x: missing(x)), "cannot be captured as a graph of tensor operations: NameError"),  # type: ignore[name-defined] # noqa: F821
     ],
 )
-def test_what_is_no_graph_is_refused(model: nn.Module, message: str) -> None:
+def test_invalid_graphs_are_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(model, (torch.randn(2, 6),))
 

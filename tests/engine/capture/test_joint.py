@@ -53,7 +53,7 @@ def _results(joint: Joint, model: nn.Module, given: Sequence[torch.Tensor]) -> l
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_a_step_is_what_autograd_gives(autocast: torch.dtype | None) -> None:
+def test_a_step_matches_autograd(autocast: torch.dtype | None) -> None:
     """Under autocast too, up to rounding; the gradient of a bias before a normalization is pure rounding error."""
     torch.manual_seed(0)
     model, x, target = _Net(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
@@ -90,7 +90,7 @@ def test_upsampling_stays_whole() -> None:
     assert not any("index" in target for target in left)
 
 
-def test_what_is_no_training_step_is_said() -> None:
+def test_an_invalid_training_step_is_reported() -> None:
     x, target = torch.randn(2, 3), torch.randn(2, 3)
     layer = nn.Linear(3, 3)
     with pytest.raises(CaptureError, match=r"loss of one number"):

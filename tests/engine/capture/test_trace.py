@@ -59,12 +59,12 @@ def _said(graph: Graph) -> Any:
     return nodes, outputs, graph.inputs, graph.output_types, graph.structure, graph.arguments, graph.batches
 
 
-def test_weights_are_called_what_a_file_takes() -> None:
+def test_weights_have_the_names_a_file_allows() -> None:
     """PyTorch's names of these begin with a digit."""
     check_graph(capture(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), {}))
 
 
-def test_what_is_followed_is_what_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_graphs_match_exported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     given: Any = (Network(), (torch.randn(2, 3, 16, 16),), {"scale": torch.randn(2, 1)})
     followed = capture(*given)
     monkeypatch.setattr(trace, "_MAX_CALLS", 0)
@@ -109,7 +109,7 @@ def _in_autocast(x: torch.Tensor) -> torch.Tensor:
         _in_autocast,
     ],
 )
-def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
+def test_possible_dependence_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
     assert not _follows(Call(function), torch.randn(2, 3, 4))
 
 
@@ -127,7 +127,7 @@ def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., 
     ids=("numel", "truth", "gcd", "numpy", "text", "length"),
 )
 @pytest.mark.parametrize("example", (1, 2))
-def test_what_depends_on_the_batch_is_right_for_every_one(
+def test_batch_dependent_values_are_right_for_every_batch(
     function: Callable[[torch.Tensor], torch.Tensor], example: int
 ) -> None:
     """Also where Python does not read the number, and where `torch.export` assumes batches of at least two."""
@@ -151,7 +151,7 @@ def test_what_depends_on_the_batch_is_right_for_every_one(
         lambda x: x.view(-1, 3, 4).transpose(0, 1).contiguous().view(3, -1, 4).transpose(0, 1),
     ],
 )
-def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_models_alike_for_every_batch_are_traced(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         return function(x.flatten(0, 1))
 
@@ -194,7 +194,7 @@ def test_tensors_of_one_dimension_have_an_item_for_each_of_the_batch_or_not() ->
     ],
     ids=("lstm", "instance_norm", "transformer", "attention", "dropout of a view", "dropout", "batch_norm"),
 )
-def test_what_draws_and_trains_nothing_is_followed(model: nn.Module, follows: bool) -> None:
+def test_deterministic_models_without_training_behavior_are_traced(model: nn.Module, follows: bool) -> None:
     x = torch.randn(2, 3, 4)
     assert _follows(model, x) is follows
     if follows:

@@ -127,7 +127,7 @@ print(torch.rand(3, device="cuda").tolist())
 
 
 @pytest.mark.gpu
-def test_a_gpu_that_nobody_has_used_yet_draws_what_it_would_have_drawn() -> None:
+def test_an_unused_gpu_keeps_the_callers_seed() -> None:
     """The caller's seed is drawn at first use: during a capture, or after it."""
     done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True)
     with torch.random.fork_rng():

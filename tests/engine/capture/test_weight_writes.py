@@ -114,7 +114,7 @@ def test_models_with_state_are_refused(model: nn.Module) -> None:
         Writes(lambda model, x: model.count.add_(x.amax()), counts=False),
     ],
 )
-def test_what_a_model_writes_is_no_state_where_its_results_stay_the_same(model: nn.Module) -> None:
+def test_writes_that_do_not_affect_results_are_not_state(model: nn.Module) -> None:
     x = torch.randn(2, 3)
     with untouched(model):
         graph = capture(model, (x,))
@@ -141,7 +141,7 @@ class Initialised(nn.Module):
         return x + float(np.asarray(self.plain)[0])
 
 
-def test_decisions_by_what_a_model_holds_are_made_when_it_is_captured() -> None:
+def test_control_flow_on_constants_is_resolved_at_capture() -> None:
     model, x = Initialised(), torch.randn(2, 3)
     engine = Engine(capture(model, (x,)), "fp32", "cpu")
     for batch in (x, x[:1]):
@@ -151,7 +151,7 @@ def test_decisions_by_what_a_model_holds_are_made_when_it_is_captured() -> None:
         capture(model, (x,))  # they change once it has written to them
 
 
-def test_what_is_drawn_is_no_answer() -> None:
+def test_random_values_are_not_answers() -> None:
     class Draws(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -42,7 +42,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> Wide:
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
-def test_what_pytorch_does_not_do_in_16_bits_is_done_in_fp32(wide: Wide, dtype: torch.dtype) -> None:
+def test_operators_without_16_bit_kernels_run_in_fp32(wide: Wide, dtype: torch.dtype) -> None:
     x = torch.randn(2, 5).to(dtype)
     (result,) = results_of("aten::_softmax", ARGUMENTS, {"x": x})
     assert wide.asked == [dtype, torch.float32]
@@ -58,7 +58,7 @@ def test_what_pytorch_does_not_do_in_16_bits_is_done_in_fp32(wide: Wide, dtype: 
         (torch.zeros(2, 5).double(), 1, "not implemented for torch.float64"),
     ),
 )
-def test_what_it_does_in_neither_is_refused_in_its_first_words(
+def test_unsupported_dtypes_report_the_first_error(
     wide: Wide, x: torch.Tensor, dim: int, sentence: str
 ) -> None:
     arguments: dict[str, Any] = {**ARGUMENTS, "dim": dim}

@@ -258,7 +258,7 @@ NO_ATTENTION: dict[str, Formula] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("formula", NO_ATTENTION)
-def test_what_is_none_stays_as_it_is(formula: str) -> None:
+def test_other_patterns_are_left_alone(formula: str) -> None:
     model, x = Block(NO_ATTENTION[formula]).eval(), torch.randn(2, 11, WIDTH)
     graph = optimize(capture(model, (x,)), "fp32")
     assert not any(Attention.matches(node) for node in graph)

@@ -108,7 +108,7 @@ def test_other_pools_stay_behind(pool: nn.Module) -> None:
         torch.testing.assert_close(Engine(graph, "fp32", "cpu")(x), model(x))
 
 
-def test_what_others_read_is_kept() -> None:
+def test_values_read_elsewhere_are_kept() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -127,7 +127,7 @@ def test_what_others_read_is_kept() -> None:
                 assert difference(found, expected) <= TOLERANCE[dtype]
 
 
-def test_the_stem_keeps_what_it_takes() -> None:
+def test_the_stem_fuses_activation_and_pool() -> None:
     graph = capture(Convolved(nn.Conv2d(3, 16, 3), RELU, POOL).eval(), (torch.randn(1, 3, 9, 9),))
     assert ops(optimize(graph, "fp16")) == ["stem", "convert"]
     assert ops(optimize(graph, "fp32")) == ["convert", "few_channels", "convert"]
@@ -137,7 +137,7 @@ def test_the_stem_keeps_what_it_takes() -> None:
 @pytest.mark.parametrize("image", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_grey_values_are_normalised_by_the_weights(padding: int, bias: bool, image: torch.dtype) -> None:
+def test_gray_values_are_normalized_by_the_weights(padding: int, bias: bool, image: torch.dtype) -> None:
     torch.manual_seed(12)
     model = Convolved(nn.Conv2d(1, 4, 3, padding=padding, bias=bias), RELU, POOL).eval()
     x = torch.randint(0, 256, (2, 1, 9, 11), dtype=torch.uint8).to(image)
@@ -152,7 +152,7 @@ def test_grey_values_are_normalised_by_the_weights(padding: int, bias: bool, ima
             assert difference(engine(x), expected) <= TOLERANCE[dtype]
 
 
-def test_grey_values_that_stand_for_themselves_need_no_bias() -> None:
+def test_gray_values_without_offset_need_no_bias() -> None:
     model, _ = models.model("lenet")
     x = torch.randint(0, 256, (2, 1, 86, 86), dtype=torch.uint8)
     engine = compile(model, x, dtype="fp16", device="cpu", normalize=((0.0,), (1 / 255,)))

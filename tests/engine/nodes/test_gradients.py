@@ -170,7 +170,7 @@ def test_a_gradient_that_depends_on_the_loss_comes_behind_it() -> None:
     judged(nn.Conv2d(3, 4, 3), lambda y, t: F.cross_entropy(y.mean((2, 3)), t[:, 0, 0]).sqrt(), labels)
 
 
-def test_normalisation_takes_what_is_around_it() -> None:
+def test_normalization_fuses_its_neighbors() -> None:
     """Fused ReLU and residual; the backward pass recomputes the mask from x."""
     torch.manual_seed(0)
     plan = judged(Residual(), F.cross_entropy, torch.tensor([1, 4]))

@@ -355,7 +355,7 @@ def test_the_error_in_other_words(name: str) -> None:
         lambda y, x: F.relu((y - x).square().mean(1)),  # a kernel of the plan's own dtype reads it
     ],
 )
-def test_what_is_no_error_of_rows(error: Callable[..., Any]) -> None:
+def test_other_errors_than_per_row_ones(error: Callable[..., Any]) -> None:
     model, graph = graph_of(lambda p, x: error(p.c(F.relu(p.b(p.a(x)))), x))
     assert mlp_of(optimize(graph, "fp32")).attributes["output"] == "y"
     x = torch.randn(2, 12)
@@ -379,7 +379,7 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_chain_takes_flattened_pixels_as_they_lie(norm: bool) -> None:
+def test_a_chain_reads_flattened_pixels_in_place(norm: bool) -> None:
     torch.manual_seed(8)
     model = Head(norm).eval()
     if norm:
@@ -406,7 +406,7 @@ def test_a_chain_that_is_compared_with_pixels_takes_them_in_order() -> None:
 @pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("score", [False, True])
-def test_kernels_compute_what_the_plan_says(score: bool, dtype: str) -> None:
+def test_kernels_match_the_plan(score: bool, dtype: str) -> None:
     torch.manual_seed(10)
     made = models.SpectralAutoencoder(24, 3, 8)
     model = (Score(made) if score else made).eval()

@@ -279,7 +279,7 @@ def test_each_pytorch_operator_is_matched_by_one() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if not (EXAMPLES[name]().dtype or EXAMPLES[name]().in_step)]
 )
-def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
+def test_captured_graphs_match_the_model(name: str) -> None:
     torch.manual_seed(1)
     example = EXAMPLES[name]()
     model = example.model.eval()
@@ -299,7 +299,7 @@ def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     close(values[fixed.outputs[0]], expected)
 
 
-def test_the_operation_is_what_the_node_computes(found: Found) -> None:
+def test_the_operation_matches_the_node(found: Found) -> None:
     """The problem of a node has the node's own result, by the operation's reference."""
     lowered = found.step.lowered
     says_so = type(operator_of(found.step.node)).lower is not Operator.lower
@@ -323,7 +323,7 @@ def test_expressions_that_it_takes_are_applied(found: Found) -> None:
         close(found.result(taken), expression.evaluate({"x": found.result(plain)})[0])
 
 
-def test_its_expression_is_what_it_computes(found: Found) -> None:
+def test_its_expression_matches_its_result(found: Found) -> None:
     own = found.operator.expression(found.node)
     if own is not None:
         assert set(own.inputs) == found.inputs.keys()
@@ -432,7 +432,7 @@ def test_passes_and_plans_name_no_operator(folder: str) -> None:
             assert not (isinstance(part, ast.Attribute) and part.attr == "op"), f"{path.name} asks for a name"
 
 
-def test_nodes_can_be_told_apart() -> None:
+def test_nodes_can_be_distinguished() -> None:
     node = find("relu").node
     assert type(operator_of(node)).matches(node) and not BY_NAME["gelu"].matches(node)
     assert not BY_NAME["relu"].matches(None)

@@ -155,7 +155,7 @@ def test_a_file_names_each_input() -> None:
         check_graph(graph)
 
 
-def test_expressions_of_operators_are_what_they_compute() -> None:
+def test_expressions_of_operators_match_their_results() -> None:
     model = nn.Sequential(nn.ReLU6(), nn.GELU("tanh"), nn.Hardswish())
     graph = capture(model, (torch.randn(2, 3),))
     from escalade.engine.nodes import operator_of

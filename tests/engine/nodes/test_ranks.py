@@ -37,7 +37,7 @@ def _settled(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("layer", "shape"), NORMS)
-def test_a_layer_by_itself_is_one_step_as_the_values_lie(
+def test_a_lone_layer_is_one_step_in_the_layout_of_its_values(
     layer: torch.nn.Module, shape: tuple[int, ...]
 ) -> None:
     model, x = _settled(layer), torch.randn(shape)
@@ -132,7 +132,7 @@ class Picked(torch.nn.Module):
         return self.head(torch.relu(self.along(x))[:, :, -1]), y[:, :, 1], y.select(3, -2), y[:, :, :1, 0]
 
 
-def test_a_step_of_a_sequence_is_taken_where_it_lies() -> None:
+def test_a_step_of_a_sequence_is_read_in_place() -> None:
     model, x = Picked().eval(), torch.randn(2, 3, 9)
     engine = compile(model, x, dtype="fp16", device="cpu")
     assert {step.operation for step in planned(engine, x).fallbacks} <= {"aten::expand"}

@@ -78,7 +78,7 @@ def test_a_type_that_the_operand_has_already_is_no_conversion() -> None:
         lambda x: x.sum(2, keepdim=True),
     ],
 )
-def test_an_image_is_reduced_as_it_lies(function: Function) -> None:
+def test_an_image_is_reduced_in_its_layout(function: Function) -> None:
     """After a layer that returns NHWC."""
     model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
     x = torch.randn(2, 8, 4, 6).to(memory_format=torch.channels_last)

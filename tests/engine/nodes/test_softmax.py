@@ -91,7 +91,7 @@ def test_a_scale_is_in_its_kernel_behind_a_convolution() -> None:
     torch.testing.assert_close(found, model(small).detach(), rtol=1e-2, atol=1e-4)
 
 
-def test_a_training_step_keeps_what_the_gradient_reads() -> None:
+def test_a_training_step_keeps_values_that_gradients_read() -> None:
     """A scale is fused into a softmax without a gradient, not into one whose gradient reads its result."""
 
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def test_other_pools_stay_behind_the_stem(pool: nn.Module, normalise: bool) -> N
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("model", [Stem(None, filters=12), Stem(None, bias=False)])
-def test_what_is_no_stem_reads_a_padded_image(model: nn.Module, normalise: bool) -> None:
+def test_layers_other_than_stems_read_a_padded_image(model: nn.Module, normalise: bool) -> None:
     _, graph = stem_of(model, normalise)
     assert ops(graph) == ["convert", "conv2d"]
     convert = node_of(graph, "convert")

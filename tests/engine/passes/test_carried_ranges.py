@@ -110,7 +110,7 @@ def test_scales_are_those_of_the_model(image: torch.Tensor) -> None:
     assert float((engine(image) - expected).norm() / expected.norm()) < 0.02
 
 
-def test_other_dtypes_compute_what_the_model_computes(image: torch.Tensor, tmp_path: pathlib.Path) -> None:
+def test_other_dtypes_match_the_model(image: torch.Tensor, tmp_path: pathlib.Path) -> None:
     model = Quantized(zero_point=-20).eval()
     engine = escalade.compile(model, image, device="cpu")
     with torch.no_grad():

@@ -72,7 +72,7 @@ def test_functions_that_stay_where_they_are(run: Run) -> None:
     assert _FUNCTIONS & {*ops(graph)}
 
 
-def test_padding_is_a_function_of_what_it_was() -> None:
+def test_padding_becomes_a_function_of_its_value() -> None:
     graph = after(lambda p, x: torch.sigmoid(F.pad(p.first(x), (1, 1, 1, 1))), fuse_expressions)
     assert node_of(graph, "pad2d").attributes["value"] == 0.5
     # If zeros stay zeros, they become padding of the next layer.

@@ -134,7 +134,7 @@ def test_odd_channels_that_are_returned_are_made_with_some_more_and_left_out() -
 
 
 @pytest.mark.parametrize("name", ["squeeze_excite", "pad_reflect"])
-def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: str) -> None:
+def test_layout_agnostic_layers_read_inputs_of_the_plans_dtype(name: str) -> None:
     """For any successor: gates read the mean over an image, which is the same in both layouts."""
     model = LAYERS[name]().eval()
     x = torch.randn(2, 64, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -143,7 +143,7 @@ def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: s
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=3e-3, atol=3e-3)
 
 
-def test_what_needs_no_layout_leaves_the_callers() -> None:
+def test_layout_agnostic_layers_keep_the_callers_layout() -> None:
     assert "convert" not in ops(_planned("without layers"))
 
 

@@ -66,7 +66,7 @@ def test_others_stay(model: nn.Module) -> None:
     assert not joined(made(model))
 
 
-def test_what_does_not_pay_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusions_that_do_not_pay_off_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Estimates, "us", lambda self, choice: float(choice.problem.filters) ** 2)
     assert not joined(made(Inception()))
 

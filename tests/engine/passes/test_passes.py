@@ -27,7 +27,7 @@ from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, 
 TABLE = torch.linspace(-2, 2, 288).view(1, 8, 6, 6).expand(2, -1, -1, -1).contiguous()
 
 
-def test_what_is_done_twice_with_the_same_is_done_once() -> None:
+def test_repeated_work_is_done_once() -> None:
     def run(p: Parts, x: torch.Tensor) -> Any:
         y = p.first(x)
         gates = [torch.sigmoid(y.amax((2, 3), keepdim=True)) for _ in range(3)]
@@ -130,7 +130,7 @@ def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
         ),
     ],
 )
-def test_what_a_model_adds_itself_is_folded_into_the_layer_in_front(
+def test_an_explicit_bias_is_folded_into_the_layer_before_it(
     run: Callable[..., Any], layers: list[str]
 ) -> None:
     graph = graph_of(run)
@@ -383,7 +383,7 @@ def test_constants_are_computed_once() -> None:
     assert ops(graph) == ["aten", "adaptive_avg_pool2d", "reshape", "pointwise"]
 
 
-def test_what_is_made_like_a_value_but_not_of_it_is_a_constant() -> None:
+def test_factories_like_a_value_are_constants() -> None:
     def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
         mask = x.new_zeros(x.shape[2:])
         mask[:2, 1:] = 1.0
@@ -394,7 +394,7 @@ def test_what_is_made_like_a_value_but_not_of_it_is_a_constant() -> None:
     assert set(ops(graph)) == {"pointwise"}
 
 
-def test_what_depends_on_the_batch_or_on_chance_is_not_a_constant() -> None:
+def test_batch_dependent_and_random_values_are_not_constants() -> None:
     def run(p: Parts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return p.n.bias.expand(x.shape[0], -1), x.new_zeros(x.shape[0], 2)
 
@@ -405,7 +405,7 @@ def test_what_depends_on_the_batch_or_on_chance_is_not_a_constant() -> None:
     assert any("rand_like" in node.attributes.get("target", "") for node in graph)
 
 
-def test_nothing_is_left_that_nobody_reads() -> None:
+def test_no_unread_value_is_left() -> None:
     graph = graph_of(lambda p, x: (p.a(p.first(x)).sum(), p.b(p.first(x)))[1])
     assert ops(graph) == ["conv2d", "conv2d"]
     assert len(graph.constants) == 4

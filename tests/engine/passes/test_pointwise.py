@@ -37,7 +37,7 @@ def expressions(run: Callable[..., Any], *passes: Callable[..., Any]) -> list[st
         (lambda p, x: (x.sin() * 2).relu() + x.cos(), ["sin(x) * 2", "cos(x)"]),  # not of this operator
     ],
 )
-def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
+def test_attention_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
     assert expressions(run, fuse_recognized) == joined
 
 
@@ -52,7 +52,7 @@ def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], j
         (lambda p, x: F.gelu(x + x.flip(1)) * 2, ["gelu(x + a) * 2"]),
     ],
 )
-def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
+def test_neighbors_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
     assert expressions(run, fuse_recognized, fuse_neighbors) == joined
 
 
@@ -68,7 +68,7 @@ def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> No
         (lambda p, x: torch.mul(*torch.broadcast_tensors(x, x.mean(1, True))), ["x * a"], 0),
     ],
 )
-def test_what_is_repeated_for_a_node_is_read_as_it_was(
+def test_values_recomputed_for_a_node_are_read_unchanged(
     run: Callable[..., Any], joined: list[str], left: int
 ) -> None:
     graph = after(run, read_unexpanded)
@@ -76,7 +76,7 @@ def test_what_is_repeated_for_a_node_is_read_as_it_was(
     assert sum("expand" in str(node) or "repeat" in str(node) for node in graph if node.op == "aten") == left
 
 
-def test_what_is_repeated_may_have_been_rounded_before() -> None:
+def test_recomputed_values_may_have_been_rounded_before() -> None:
     """The plan rounds all of its values, and drops the cast."""
 
     def run(p: Any, x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ class Attention(nn.Module):
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_kernels_compute_what_the_model_does(dtype: str) -> None:
+def test_kernels_match_the_model(dtype: str) -> None:
     torch.manual_seed(5)
     model = Attention().eval()
     graph = capture(model, (torch.randn(1, 8, 6, 6),))

@@ -69,7 +69,7 @@ def normed(p: Parts, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_done_with_pixels_is_done_by_the_convolution() -> None:
+def test_elementwise_work_on_pixels_is_fused_into_the_convolution() -> None:
     cases: dict[str, Run] = {
         "relu(gain * x + shift)": lambda p, x: p.b(normed(p, x)),
         "gain * x + shift": lambda p, x: p.short(p.m(pooled(p, x))),
@@ -83,7 +83,7 @@ def test_what_is_done_with_pixels_is_done_by_the_convolution() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_stays_a_step_of_its_own() -> None:
+def test_unfused_steps_stay_separate() -> None:
     cases: list[Run] = [
         lambda p, x: (lambda y: (p.b(y), p.a(y)))(normed(p, x)),  # read twice
         lambda p, x: (lambda y: (p.b(y), y))(normed(p, x)),  # an output
@@ -119,12 +119,12 @@ def test_means_that_stay_behind() -> None:
     assert [graph.nodes[node.inputs["x"]].op for node in means] == ["conv2d"] * len(cases)
 
 
-def test_what_only_a_last_resort_does_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_last_resort_rung_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Resident, "supports_prologue", False)
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
 
-def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_that_take_longer_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     for rung in (Direct, Resident):
         monkeypatch.setattr(rung, "last_resort", False)
         monkeypatch.setattr(rung, "estimate", lambda self, p, config: 1e3)
@@ -153,7 +153,7 @@ def test_the_kernels_compute_it(dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_image_is_read_where_it_lies_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_inside_a_larger_buffer_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in DenseNet: the normalized input becomes part of the next concatenation."""
     monkeypatch.setattr(Direct, "supports_prologue", False)  # its kernel handles images separately
 

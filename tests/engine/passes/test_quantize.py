@@ -96,7 +96,7 @@ def test_results_are_close_to_fp32(dtype: str, network: nn.Module) -> None:
 
 
 @each_dtype
-def test_the_kernels_do_what_the_references_do(dtype: str, network: nn.Module) -> None:
+def test_the_kernels_match_the_references(dtype: str, network: nn.Module) -> None:
     """Except for sums on the boundary between two codes: there a last bit changes one part in 16."""
     x = torch.randn(2, 3, 12, 12)
     by_pytorch = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
@@ -139,7 +139,7 @@ def test_values_between_convolutions_are_stored_in_bytes(dtype: str, network: nn
 
 
 @each_dtype
-def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
+def test_explain_shows_quantized_steps(dtype: str, network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
     engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     explanation = explain_plan(engine.plan(x))
@@ -193,7 +193,7 @@ def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str, monkeypatch
 
 
 @each_dtype
-def test_what_lies_beyond_the_calibrated_range_saturates(dtype: str, network: nn.Module) -> None:
+def test_values_beyond_the_calibrated_range_saturate(dtype: str, network: nn.Module) -> None:
     x = torch.randn(2, 3, 12, 12)
     engine = compile(network, x, dtype=dtype, device="cpu", calibration=[x / 100])
     assert bool(engine(x).isfinite().all())
@@ -298,7 +298,7 @@ def test_methods_choose_ranges() -> None:
 
 
 @each_dtype
-def test_the_report_shows_what_is_quantized_and_kept(
+def test_the_report_lists_quantized_and_kept_layers(
     dtype: str, network: nn.Module, tmp_path: pathlib.Path
 ) -> None:
     x = torch.randn(2, 3, 96, 96)  # enough products to outweigh a copy

@@ -88,7 +88,7 @@ def test_networks_that_shuffle_are_right(make: Callable[[], nn.Module], device: 
     agree(make(), device, dtype)
 
 
-def test_a_half_that_goes_on_is_moved_once_and_the_rest_is_left_to_weights() -> None:
+def test_a_passed_on_half_is_moved_once_and_the_rest_is_folded_into_weights() -> None:
     """Also with 10 channels, too misaligned for wide accesses: 16 of them are aligned."""
     for width in (20, 32):
         model = by_halves(width)
@@ -128,7 +128,7 @@ def _shuffled(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["nothing", "norm", "pool", "pointwise", "depthwise"],
 )
-def test_what_does_one_thing_with_each_channel_passes_the_order_on(between: nn.Module) -> None:
+def test_channelwise_nodes_pass_a_channel_order_on(between: nn.Module) -> None:
     model = Model(
         lambda x, between, last: last(between(_shuffled(x.sin()))), between=between, last=nn.Conv2d(16, 8, 3)
     )
@@ -136,7 +136,7 @@ def test_what_does_one_thing_with_each_channel_passes_the_order_on(between: nn.M
     agree(model, "cpu", "fp32", (16, 10, 10))
 
 
-def test_filters_in_front_take_an_order_that_nobody_behind_takes() -> None:
+def test_earlier_filters_take_a_channel_order_that_no_reader_takes() -> None:
     model = Model(
         lambda x, first, last: last(_shuffled(first(x))),
         first=nn.Conv2d(8, 16, 1),
@@ -164,7 +164,7 @@ def test_results_are_in_the_order_of_the_model() -> None:
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_filters_of_zeros_stay_away_from_what_is_infinite_of_zero() -> None:
+def test_zero_filters_are_not_multiplied_by_infinity() -> None:
     """Padded channels are only for readers that multiply them with zero."""
 
     def joined(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:

@@ -73,6 +73,6 @@ def test_items_are_not_stacked(run: Run) -> None:
         lambda p, x: p.first(x).unflatten(1, (4, 2)).sum(2),  # nonadjacent channels
     ],
 )
-def test_what_stays_stacked(run: Run) -> None:
+def test_unresolved_stacks_stay(run: Run) -> None:
     found = ops(after(run, resolve_stacks))
     assert "aten" in found or "reduce" in found

@@ -51,7 +51,7 @@ def test_constants_are_shared_only_if_they_are_the_same_to_the_bit() -> None:
         assert _is_same(second, other)
 
 
-def test_a_constant_is_made_in_each_form_that_is_asked_for() -> None:
+def test_a_constant_is_converted_to_each_requested_form() -> None:
     weight = torch.randn(4, 3, 2, 2)
     graph = graph_with(w=weight)
     made = ConstantCache("fp16", CPU)

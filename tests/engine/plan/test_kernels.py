@@ -19,7 +19,7 @@ from escalade.engine.plan import kernels
 from tests.bench.fake import SOURCE
 
 
-def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_left_to_its_step(
+def test_kernels_compiled_for_a_plan_are_loaded_and_failures_are_left_to_their_steps(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))

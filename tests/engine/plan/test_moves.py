@@ -79,7 +79,7 @@ MOVING: dict[str, tuple[Forward, tuple[int, ...], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_what_only_moves_is_a_kernels(name: str) -> None:
+def test_pure_movements_are_kernels(name: str) -> None:
     forward, shape, expected = MOVING[name]
     x = torch.randn(2, *shape)
     plan = planned(forward, x)
@@ -118,7 +118,7 @@ def test_single_channels_are_joined_at_once_behind_their_kernels() -> None:
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_fits_is_in_place_and_the_rest_is_copied_beside_it() -> None:
+def test_fitting_values_are_in_place_and_the_rest_is_copied_beside_them() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([F.max_pool2d(x, 2), x.amax((2, 3), keepdim=True).expand(-1, -1, 4, 4)], 1).sin()
 
@@ -129,7 +129,7 @@ def test_what_fits_is_in_place_and_the_rest_is_copied_beside_it() -> None:
     assert plan.forms[step.node.inputs["x0"]].pitch == 32
 
 
-def test_views_of_what_pytorch_makes_and_reads_stay_views() -> None:
+def test_views_of_pytorch_results_read_by_pytorch_stay_views() -> None:
     """Attention reads operands of any strides, and writes results of any strides."""
 
     def forward(x: torch.Tensor, inner: nn.Module, outer: nn.Module) -> torch.Tensor:

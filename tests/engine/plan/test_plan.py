@@ -292,7 +292,7 @@ def test_one_pixel_and_one_channel_need_no_conversion() -> None:
         check_memory(plan)
 
 
-def test_activations_take_their_inputs_place_where_nobody_else_reads_it() -> None:
+def test_activations_overwrite_their_input_if_it_has_no_other_reader() -> None:
     plan = of(lambda p, x: F.relu(x.roll(1, 1)), 8, 4)
     relu = step_of(plan, "relu")
     assert plan.offsets[relu.node.name] == plan.offsets[relu.node.inputs["x"]]
@@ -315,7 +315,7 @@ def test_a_value_added_to_itself_is_not_overwritten() -> None:
     assert plan.offsets[add.node.name] != plan.offsets[add.node.inputs["x"]]
 
 
-def test_what_pytorch_gives_lies_where_pytorch_puts_it() -> None:
+def test_pytorch_results_stay_in_pytorchs_memory() -> None:
     """A value in the arena would have to be copied. Outputs have a fixed address, which callers read."""
     plan = of(lambda p, x: (torch.cumsum(x, 1).sort(1).values, F.relu(x.cumsum(1)).sum(1)), 8)
     steps = {step.node.name: step for step in plan.fallbacks}
@@ -365,12 +365,12 @@ def test_fallbacks_are_listed() -> None:
         ),
     ],
 )
-def test_what_no_kernel_is_asked_for_is_pytorchs(function: Callable[..., Any], left: list[str]) -> None:
+def test_steps_left_to_pytorch(function: Callable[..., Any], left: list[str]) -> None:
     plan = of(function, 8, 4, 4, norm=nn.BatchNorm2d(8))
     assert [step.node.op for step in plan.fallbacks] == left
 
 
-def test_what_no_rung_can_do_is_pytorchs() -> None:
+def test_steps_without_a_rung_run_in_pytorch() -> None:
     """As if all of them had failed to compile."""
     graph = for_batch(optimize(capture(nn.ReLU(), (torch.randn(2, 8),)), "fp32"), "fp32", 2)
     formats = {given.name: InputFormat(torch.float32, "flat") for given in graph.inputs}

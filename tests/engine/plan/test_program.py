@@ -123,7 +123,7 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
 
 
 @torch.no_grad()
-def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
+def test_results_of_short_plans_that_need_a_cast_are_in_the_arena() -> None:
     """The cast writes the returned value."""
     model, engine, program, _ = made(scores, dtype="fp16")
     assert program.plan.inputs_outside and not program.plan.outputs_outside
@@ -134,7 +134,7 @@ def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
 
 
 @torch.no_grad()
-def test_what_lies_where_it_lay_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pointers_to_unchanged_addresses_are_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine, program, frozen = made(scores)
     x, room = torch.randn(2, 8, 6, 6), torch.empty(2, 5)
     (output,) = program._outputs.values()
@@ -167,7 +167,7 @@ def test_a_plan_over_memory_of_its_own_beside_calls() -> None:
         check(program.outputs[0], model(own))
 
 
-def test_memory_of_its_own_is_there_when_it_is_asked_for() -> None:
+def test_separate_memory_is_allocated_on_request() -> None:
     _, engine, program, _ = made(scores)
     engine(torch.randn(2, 8, 6, 6))
     assert program._values._outside is None
@@ -205,7 +205,7 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
         (lambda p, x, z: (lambda y: (y, F.relu(y) + z))(scores(p, x)), 2, 2),
     ],
 )  # fmt: skip
-def test_what_is_copied_and_what_is_not(function: Callable[..., Any], inputs: int, outputs: int) -> None:
+def test_inputs_and_outputs_bound_in_place(function: Callable[..., Any], inputs: int, outputs: int) -> None:
     """PyTorch's steps at either end, results that are inputs or constants, and duplicate results."""
     model, engine, program, _ = made(function, torch.randn(2, 8, 6, 6), torch.randn(2, 5))
     assert (len(program.plan.inputs_outside), len(program.plan.outputs_outside)) == (inputs, outputs)
@@ -263,7 +263,7 @@ class Watching:
     ("function", "layout"),
     [(trunk, "nchw"), (many_steps, "flat"), (lambda p, x: many_steps(p, x).flatten(), "flat")],
 )
-def test_the_last_conversion_writes_what_is_returned(
+def test_the_last_conversion_writes_the_result(
     function: Callable[..., Any], layout: str, returned: torch.dtype, dtype: str
 ) -> None:
     """In the model's own dtype and PyTorch's layout, whatever the plan's precision: no cast is left."""

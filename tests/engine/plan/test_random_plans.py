@@ -111,7 +111,7 @@ def _weights(*sizes: int) -> torch.Tensor:
     return torch.arange(math.prod(sizes)).mul(0.7).cos().view(sizes) / fan**0.5
 
 
-def test_plans_of_drawn_networks_compute_what_their_graphs_say(seed: int) -> None:
+def test_plans_of_random_networks_match_their_graphs(seed: int) -> None:
     for number in range(seed, seed + NETWORKS):
         model, x = Drawn(number).eval(), torch.randn(2, 16, 4, 4)
         graph = capture(model, (x,))

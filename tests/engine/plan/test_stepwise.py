@@ -26,7 +26,7 @@ class Mixed(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_steps_one_by_one_give_what_the_model_does(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_steps_one_by_one_match_the_model(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(stepwise, "_HOST_US_PER_STEP", 0.0)
     model, x = Mixed().eval(), torch.randn(2, 2, 3, 4, 6)
     engine = compile(model, x, dtype=dtype, device="twin")

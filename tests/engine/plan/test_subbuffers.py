@@ -73,7 +73,7 @@ def agree(model: nn.Module, shape: tuple[int, ...], device: str, dtype: str = "f
 
 
 @pytest.mark.parametrize("device", ["twin", "cpu"])
-def test_what_is_joined_again_and_again_is_one_buffer(device: str) -> None:
+def test_repeated_concatenations_share_one_buffer(device: str) -> None:
     model = Model(dense_features, first=_norm(16), second=_norm(32))
     agree(model, (16, 8, 8), device)
     plan = planned(model, (16, 8, 8))
@@ -149,7 +149,7 @@ def test_convolutions_write_and_read_parts_in_place(name: str, dtype: str) -> No
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_compute_what_they_should(name: str) -> None:
+def test_blocks_compute_their_formulas(name: str) -> None:
     agree(BLOCKS[name](), (64, 16, 16), "cpu")
 
 
@@ -169,7 +169,9 @@ def test_blocks_compute_what_they_should(name: str) -> None:
     ids=["an input twice", "odd ranges", "batches", "rows", "height", "a constant", "all pieces", "columns"],
 )
 @pytest.mark.parametrize("device", ["twin", "cpu"])
-def test_what_cannot_be_in_place_is_copied(function: Callable[..., torch.Tensor], device: str) -> None:
+def test_values_that_cannot_be_in_place_are_copied(
+    function: Callable[..., torch.Tensor], device: str
+) -> None:
     agree(Model(function), (16, 8, 16), device)
     planned(Model(function), (16, 8, 16))
 
@@ -201,7 +203,7 @@ def test_kernels_keep_their_wide_accesses_where_parts_begin_between_them(dtype: 
     assert not planned(Model(odd), (16, 4, 4), dtype).fallbacks
 
 
-def test_parts_of_a_part_lie_where_that_does() -> None:
+def test_parts_of_parts_have_the_right_address() -> None:
     """After the first member of the whole, and with a member in another layout."""
 
     def behind(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,7 +219,7 @@ def test_parts_of_a_part_lie_where_that_does() -> None:
         torch.testing.assert_close(check_execution(planned(Model(model), (16, 4, 4)), x), list(model(x)))
 
 
-def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
+def test_flattened_values_that_are_sliced_are_views() -> None:
     """A part of a flattened value has the address of that part before it is flattened."""
     plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
     (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")

@@ -46,7 +46,7 @@ def check(x: torch.Tensor, results: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(results[name], expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_views_are_read_while_what_they_are_views_of_lies_there() -> None:
+def test_views_keep_their_base_alive() -> None:
     x = torch.randn(2, 5, 4)
     check(x, ran(x)[1])
 
@@ -58,7 +58,7 @@ def test_a_view_that_pytorch_does_not_announce_is_copied(monkeypatch: pytest.Mon
     check(x, ran(x)[1])
 
 
-def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_that_kernels_read_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 5, 4)
     program, _ = ran(x)
     copied = []
@@ -75,7 +75,7 @@ def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -
     assert (2, 4, 5) in {program.plan.forms[name].shape for name in program.plan.pytorch_owned}
 
 
-def test_what_kernels_read_lies_at_a_multiple_of_16_bytes() -> None:
+def test_kernels_read_memory_aligned_to_16_bytes() -> None:
     """Copied only if its layout differs from the plan's."""
     memory = torch.arange(64.0)
     for first, size in itertools.product(range(5), range(1, 4)):
@@ -96,7 +96,7 @@ def test_a_run_keeps_nothing_of_pytorchs() -> None:
     )
 
 
-def test_filters_lie_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_have_the_layout_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise cuDNN would reorder them at every call."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     real = torch.conv_transpose2d

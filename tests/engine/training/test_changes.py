@@ -105,7 +105,7 @@ _CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
-def test_what_has_changed_is_taken_over(change: Change) -> None:
+def test_changed_settings_are_adopted(change: Change) -> None:
     torch.manual_seed(0)
     model = _model()
     expected = copy.deepcopy(model)
@@ -175,7 +175,7 @@ def test_settings_in_a_list_are_read_anew() -> None:
     _assert_same(model.state_dict(), expected.state_dict())
 
 
-def test_what_is_checked_before_a_launch_takes_no_python_by_parameter() -> None:
+def test_checks_before_a_launch_take_no_python_per_parameter() -> None:
     """A graph of a small network takes the GPU less time than a few hundred Python calls."""
     calls = []
     for layers in (2, 12):
@@ -272,7 +272,7 @@ def test_the_optimiser_has_state_of_steps_alone() -> None:
     _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
 
 
-def test_what_a_loss_holds_is_read_anew_when_it_has_changed() -> None:
+def test_tensors_held_by_a_loss_are_read_again_after_changes() -> None:
     torch.manual_seed(0)
     model = _model()
     expected = copy.deepcopy(model)

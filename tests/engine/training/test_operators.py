@@ -54,7 +54,7 @@ AUTOENCODER = lambda: ConvAutoencoder(4), (torch.rand(4, 3, 32, 32),) * 2, F.mse
 
 @pytest.mark.parametrize(("make", "batch", "loss"), [SMALL, AUTOENCODER], ids=["small", "autoencoder"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_step_on_the_cpu_is_what_eager_mode_does(
+def test_a_step_on_the_cpu_matches_eager_mode(
     make: Callable[[], nn.Module], batch: tuple[torch.Tensor, ...], loss: Any, dtype: str
 ) -> None:
     torch.manual_seed(0)

@@ -119,7 +119,7 @@ def test_steps_are_pytorchs(make: Make, loss: Callable[..., torch.Tensor], optim
     _assert_same(model.state_dict(), expected.state_dict())
 
 
-def test_a_resumed_run_goes_on_as_the_first() -> None:
+def test_a_resumed_run_continues_like_the_first() -> None:
     torch.manual_seed(0)
     model = _classifier()
     batches = [_batch(model) for _ in range(4)]
@@ -295,7 +295,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     _assert_same(model.state_dict(), expected.state_dict(), 1e-3 if device else 1e-5)
 
 
-def test_what_no_step_takes_is_said() -> None:
+def test_unsupported_training_steps_are_reported() -> None:
     model, x, target = _classifier(), *_batch(_classifier())
     optimizer = _sgd(model.parameters())
     with pytest.raises(UnsupportedError, match="SGD, Adam, AdamW"):
