@@ -1,1 +1,1 @@
-"""Measuring: verified before it is timed, every subject in one process, beside the card's own ceilings."""
+"""Benchmarks: results are verified before timing, in one process, next to the card's measured ceilings."""

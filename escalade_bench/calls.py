@@ -1,4 +1,4 @@
-"""Host time of calling an operator, beside PyTorch's for the same layer, too small to fill a GPU.
+"""Host time of an operator call, next to PyTorch's for the same layer, on tensors too small to fill a GPU.
 
 Both systems are verified, timed in turns, and verified again. A row of calls, each with its own tensors, is shorter
 than a stream's queue; synchronization is not timed. With gradients, one backward pass follows all calls.
@@ -63,7 +63,7 @@ class New:
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call an operator: its tensors, and both functions of them."""
+    """An operator call: a maker of its tensors, and the function of each system."""
 
     name: str
     tensors: Callable[[New], tuple[torch.Tensor, ...]]
@@ -142,7 +142,7 @@ def chosen(names: tuple[str, ...]) -> dict[str, Call]:
     """Return the calls of these names; all without any."""
     for name in names:
         if name not in CALLS:
-            raise UnsupportedError(f"there is no call {name!r}; there is {', '.join(CALLS)}")
+            raise UnsupportedError(f"there is no call {name!r}; known: {', '.join(CALLS)}")
     return {name: CALLS[name] for name in names} if names else dict(CALLS)
 
 
@@ -246,7 +246,7 @@ def _measured(case: _Case, seconds: float) -> list[Record]:
     for system in SYSTEMS:
         try:
             failures[system], errors[system] = case.failure(system)
-        except Exception as broken:  # a system may fail in any way: the other goes on
+        except Exception as broken:  # a system may fail in any way: continue with the other
             failures[system] = failure_reason(broken)
     right = [system for system in SYSTEMS if not failures[system]]
 
@@ -283,7 +283,7 @@ def units() -> Iterator[Unit]:
         for dtype, layouts in call.layouts.items():
             yield Unit(
                 f"calls/{call.name}/{dtype}",
-                f"the host's time for {call.name} beside PyTorch's",
+                f"host time of {call.name} and of PyTorch's call",
                 command("bench", "calls", call.name, "-t", dtype, *TIMED),
                 _SECONDS,
                 partial(measure, call, dtype),

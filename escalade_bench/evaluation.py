@@ -1,4 +1,4 @@
-"""A ResNet with real weights over labelled images: right answers by dtype, and the error against PyTorch's fp32 logits.
+"""A ResNet with real weights over labeled images: accuracy by dtype, and the error against PyTorch's fp32 logits.
 
 All systems run a batch before the next one is decoded, so that a data set of any size is read once.
 """
@@ -65,7 +65,7 @@ class Task:
 
 
 class _Score:
-    """Running totals of one system's answers, beside PyTorch's."""
+    """Running totals of one system's predictions, compared with PyTorch's."""
 
     def __init__(self) -> None:
         self.images = self.first = self.among_few = self.same = 0
@@ -118,7 +118,7 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
 
 
 def _refuse(image: Unreadable) -> None:
-    """Raise: accuracy over the other images would be that of another data set."""
+    """Raise: skipping the image would give the accuracy of another data set."""
     raise UnsupportedError(f"{printable(image.file)} cannot be read: {printable(image.reason)}")
 
 

@@ -1,4 +1,4 @@
-"""Climbs: the rungs of an operation on one problem beside its peers, each verified before it is timed."""
+"""Climbs: all rungs of an operation on one problem and its peers, each verified before it is timed."""
 
 from __future__ import annotations
 

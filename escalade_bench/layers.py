@@ -1,4 +1,4 @@
-"""Single layers, mostly convolutions, beside their peers: sets of them, their measurement, and their campaign units."""
+"""Single layers, mostly convolutions, and their peers: sets of layers, their measurement, and campaign units."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORKLOADS = {
 }
 """Workloads of the records, by direction."""
 IMAGE_CHANNELS = 4
-"""Most channels of an input that is taken for an image, which needs no gradient."""
+"""Inputs with up to this many channels count as images, which need no gradient."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def in_direction(layers: Sequence[Layer], direction: str) -> tuple[Layer, ...]:
     if direction == "forward":
         return tuple(layers)
     if direction not in DIRECTIONS:
-        raise UnsupportedError(f"there is no direction {direction!r}; there is {', '.join(DIRECTIONS)}")
+        raise UnsupportedError(f"there is no direction {direction!r}; known: {', '.join(DIRECTIONS)}")
     operation = ops.operation(DIRECTIONS[direction])
     counts: Counter[Any] = Counter()
     for layer in (one for one in layers if one.operation == "conv2d"):
@@ -192,7 +192,7 @@ def parts(
 
 
 def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Choice:
-    """Return the choice of a call; with `tune`, the fastest of all configs of all preferred rungs, by measurement."""
+    """Return the choice of a call; with `tune`, the fastest measured config of all preferred rungs."""
     operation = ops.operation(layer.operation)
     if not tune:
         return choose(operation, layer.problem, device)

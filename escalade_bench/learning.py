@@ -1,4 +1,4 @@
-"""Training runs as records: the loss by step, evaluations, reconstructions; and the run that the campaign records."""
+"""Training runs as records: loss by step, evaluations, reconstructions; and the campaign's training run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def learning_record(
     seconds: float | None = None,
     judgement: ProbeResult | None = None,
 ) -> Record:
-    """Return the course of the run in a folder, with its duration and the accuracy of a classifier on its features."""
+    """Return the record of a run: its course, duration, and the accuracy of a classifier on its features."""
     lines = logs.read(folder / LOG)
     evaluations = [line for line in lines if line["event"] == logs.EVALUATION]
     last = evaluations[-1] if evaluations else {}
@@ -88,7 +88,7 @@ _SECONDS = 45.0
 
 
 def units() -> Iterator[Unit]:
-    """Yield the unit where CIFAR-10 is at hand."""
+    """Yield the unit if CIFAR-10 is available."""
     found = at_hand.find(DATA)
     if found is None:
         return

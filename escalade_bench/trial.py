@@ -1,4 +1,4 @@
-"""One problem in one dtype: verified rungs and peers, timed in turns over shared inputs and scratch memory."""
+"""One problem in one dtype: verified rungs and peers, interleaved over shared inputs and scratch memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings:
     """Settings of a climb: what it times, how long, and where."""
 
     dtypes: tuple[str, ...] = ()
-    """Empty for all of the operation; the same for layouts and rungs."""
+    """Empty for all of the operation; likewise for layouts and rungs."""
     layouts: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
     tune: bool = False
@@ -92,7 +92,7 @@ def verified_peers(
                 error = error_of(peer, problem, case.inputs_in(peer.layout), case.expected)
         except WrongPeer as wrong:
             refused.append(refusal(operation, problem, peer.system, f"its result is wrong: {wrong}"))
-        except Exception as broken:  # a peer may fail in any way: the others go on
+        except Exception as broken:  # a peer may fail in any way: continue with the others
             refused.append(refusal(operation, problem, peer.system, failure_reason(broken)))
         else:
             right.append((peer, error))
@@ -171,7 +171,7 @@ class Bench:
         return bool(resources(one.rung.recipe(one.problem, one.config), self.device)[1])
 
     def measure(self, verified: Sequence[Verified], peers: Sequence[VerifiedPeer]) -> list[Record]:
-        """Time all in turns and keep the fastest of a rung's finalists. A wrong result is a failure."""
+        """Time all subjects interleaved, and keep the fastest of a rung's finalists. A wrong result is a failure."""
         subjects = [self._peer_subject(peer) for peer, _ in peers] + [self._subject(v) for v in verified]
         if not subjects:
             return []
@@ -268,7 +268,7 @@ class Bench:
         results: list[torch.Tensor | None] = [None] * len(sets)
 
         def call_over(number: int) -> Callable[[], None]:
-            def call() -> None:  # a result that is kept has its own memory, as ours have
+            def call() -> None:  # kept results need memory of their own, as ours have
                 results[number] = peer.run(problem, sets[number])
 
             return call

@@ -50,11 +50,11 @@ def main() -> None:
     engine = escalade.compile(model, x, dtype="fp16", device=device)
     y = engine(x.to(engine.device)).cpu()
     torch.testing.assert_close(y.float(), model(x), atol=1e-2, rtol=1e-2)
-    print(engine.explain())  # BatchNorm, bias, shortcut and ReLU are inside the convolutions
+    print(engine.explain())  # BatchNorm, bias, shortcut and ReLU are fused into the convolutions
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "network.escalade"
-        engine.save(path)  # weights and graph as data; nothing of the model's Python
+        engine.save(path)  # weights and graph as data, without the model's Python code
         loaded = escalade.load(path, device=device)
         torch.testing.assert_close(loaded(x.to(loaded.device)).cpu(), y)
 

@@ -1,15 +1,15 @@
-"""Images over HTTP, in batches as large as the requests that come at once.
+"""Classify images over HTTP, with dynamic batching.
 
     pip install 'escalade[serve]'
     python examples/fastapi_service.py resnet18.escalade --port 8000
     curl --data-binary @photograph.jpg http://127.0.0.1:8000/classify
 
 The file is a saved engine that takes images as bytes: `escalade build --mean --std`, or `engine.save` behind
-`escalade.compile(..., normalize=(mean, std))`. It runs on the GPU if there is one, and on the CPU else.
+`escalade.compile(..., normalize=(mean, std))`. It runs on the GPU if there is one, otherwise on the CPU.
 
-A request is decoded in a thread and waits in a queue. One task takes what is there, up to a whole batch, waiting a
-moment for more; `engine.submit` computes it while the next batch gathers. Batches are filled up to a power of two, so
-that there are few plans, and all of them are made before the first request is taken.
+A request is decoded in a thread and waits in a queue. One task collects up to a full batch, waiting a moment for more;
+`engine.submit` computes it while the next batch is collected. Batches are padded to a power of two, so that there are
+few plans, all of them made before the first request is accepted.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ import escalade
 from escalade_apps.classify.images import Crop, pixels
 from escalade_apps.classify.preparation import classes_of, crop_to, side_of
 
-LARGEST = 32
-"""Images of a batch, a power of two."""
-MOMENT = 0.002
+MAX_BATCH = 32
+"""Largest batch size, a power of two."""
+MAX_WAIT_SECONDS = 0.002
 """Seconds that the first image of a batch waits for others."""
-WAITING = 8 * LARGEST
-"""Images that may wait; further requests are told to come again."""
+WAITING = 8 * MAX_BATCH
+"""Most waiting images; further requests are rejected with status 503."""
 MOST_BYTES = 32 * 2**20
 TOP = 5
 BODY = {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
-"""The body of a request, for OpenAPI: the handler reads it as a stream, so that FastAPI cannot know."""
+"""The body of a request for OpenAPI: FastAPI cannot infer it, because the handler reads it as a stream."""
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The body is no image that can be read"},
@@ -56,13 +56,13 @@ Guess = TypedDict("Guess", {"class": int, "probability": float})
 
 
 class Answer(TypedDict):
-    """The most probable classes, the first the most probable."""
+    """The most probable classes in descending order."""
 
     top: list[Guess]
 
 
 class Health(TypedDict):
-    """Where the engine runs, and what it has computed since the start."""
+    """Where the engine runs, and its counts since the start."""
 
     device: str
     images: int
@@ -71,14 +71,14 @@ class Health(TypedDict):
 
 @dataclass
 class Waiting:
-    """An image, and what its request waits for: a row of probabilities."""
+    """An image, and the future of its probabilities."""
 
     image: np.ndarray
     answer: asyncio.Future[torch.Tensor]
 
 
 class Batcher:
-    """Images in one by one, batches through the engine, answers out one by one."""
+    """Collects single images into batches for the engine, and distributes the results."""
 
     def __init__(self, engine: escalade.Engine) -> None:
         self.classes = classes_of(engine)
@@ -86,13 +86,13 @@ class Batcher:
         self.images = self.batches = 0
         self._engine = engine
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(WAITING)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
 
     def warm(self) -> None:
-        """Makes the plan of every size, so that no request waits for one."""
+        """Plan every batch size, so that no request waits for a plan."""
         size = 1
-        while size <= LARGEST:
-            self._engine(torch.from_numpy(self._room(size)).to(self._engine.device))
+        while size <= MAX_BATCH:
+            self._engine(torch.from_numpy(self._buffer(size)).to(self._engine.device))
             size *= 2
 
     async def classify(self, image: np.ndarray) -> torch.Tensor:
@@ -101,32 +101,32 @@ class Batcher:
         return await waiting.answer
 
     async def run(self) -> None:
-        """Until it is cancelled; then what has been taken is answered still."""
+        """Run until canceled; images that were already collected are still answered."""
         try:
             while True:
-                # At most two batches at once: while both are under way, a larger one gathers.
-                if len(self._under_way) >= 2:
-                    await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
-                task = asyncio.create_task(self._answer(await self._gathered()))
-                self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
+                # At most two batches in flight: meanwhile a larger one can be collected.
+                if len(self._in_flight) >= 2:
+                    await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._answer(await self._collect()))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight.discard)
         finally:
-            await asyncio.gather(*self._under_way)
+            await asyncio.gather(*self._in_flight)
 
-    async def _gathered(self) -> list[Waiting]:
+    async def _collect(self) -> list[Waiting]:
         some = [await self._queue.get()]
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOMENT):
-                while len(some) < LARGEST:
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
+                while len(some) < MAX_BATCH:
                     some.append(await self._queue.get())
         return some
 
     async def _answer(self, some: list[Waiting]) -> None:
-        room = self._room(1 << (len(some) - 1).bit_length())
-        for row, each in zip(room.transpose(0, 2, 3, 1), some, strict=False):
+        batch = self._buffer(1 << (len(some) - 1).bit_length())
+        for row, each in zip(batch.transpose(0, 2, 3, 1), some, strict=False):
             row[:] = each.image
         try:
-            images = torch.from_numpy(room).to(self._engine.device)
+            images = torch.from_numpy(batch).to(self._engine.device)
             logits = await self._engine.submit(images)
             rows = logits.float().softmax(1).cpu()
         except Exception as error:
@@ -137,10 +137,10 @@ class Batcher:
         self.images += len(some)
         self.batches += 1
         for each, row in zip(some, rows, strict=False):
-            if not each.answer.done():  # whoever asked may have gone
+            if not each.answer.done():  # the client may have disconnected
                 each.answer.set_result(row)
 
-    def _room(self, size: int) -> np.ndarray:
+    def _buffer(self, size: int) -> np.ndarray:
         side = self.crop.side
         return np.zeros((size, side, side, 3), np.uint8).transpose(0, 3, 1, 2)
 
@@ -171,18 +171,18 @@ def service(engine: escalade.Engine) -> FastAPI:
                 body += part
                 if len(body) > MOST_BYTES:
                     raise HTTPException(413, f"an image of more than {MOST_BYTES:,} bytes")
-        except ClientDisconnect as error:  # whoever asked has gone, and reads no answer
+        except ClientDisconnect as error:  # the client has disconnected
             raise HTTPException(400, "the body has no end") from error
         try:
             image = await asyncio.to_thread(_decoded, bytes(body), batcher.crop)
-        except UnidentifiedImageError as error:  # whose words are of an object in memory
+        except UnidentifiedImageError as error:  # its message refers to an object in memory
             raise HTTPException(400, "the body is no image that can be read") from error
-        except Exception as error:  # decoders raise all sorts of things over damaged files
+        except Exception as error:  # decoders may raise anything for damaged files
             raise HTTPException(400, f"the body is no image that can be read: {error}") from error
         try:
             chances = await batcher.classify(image)
         except asyncio.QueueFull as error:
-            raise HTTPException(503, "too many images wait already; come again") from error
+            raise HTTPException(503, "too many images are waiting; try again later") from error
         likely = chances.topk(min(TOP, batcher.classes))
         pairs = zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
         return {"top": [{"class": number, "probability": chance} for number, chance in pairs]}

@@ -3,7 +3,7 @@
     pip install 'transformers[torch]'
     python examples/hugging_face_trainer.py
 
-`torch.compile(backend="escalade")` makes forward and backward a plan each on a GPU; the Trainer keeps its loop,
+`torch.compile(backend="escalade")` runs forward and backward as one plan each on a GPU; the Trainer keeps its loop,
 optimizer and schedule. On the CPU PyTorch computes both.
 """
 

@@ -2,9 +2,9 @@
 
     python examples/own_kernel.py
 
-`row_sum.cu` lies beside this file. A `Program` is a source with its compile-time choices, a `Recipe` the launches,
-and `bind` makes them something to call. The tensors' device decides where it runs: CUDA tensors on the GPU, CPU
-tensors on the twin, which can also check every access to memory.
+`row_sum.cu` is next to this file. A `Program` is a source with its compile-time choices, a `Recipe` the launches, and
+`bind` returns a callable. The tensors' device decides where it runs: CUDA tensors on the GPU, CPU tensors on the twin,
+which can also check every memory access.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCE = pathlib.Path(__file__).with_name("row_sum.cu")
 
 
 def row_sum(rows: int, columns: int, *, threads: int = 128, waits: bool = True) -> Recipe:
-    """The launch as data: nothing is compiled yet, and no processor is touched."""
+    """Return the launch as data: nothing is compiled or run yet."""
     program = Program.of(str(SOURCE.resolve()), "row_sum", {"THREADS": threads, "WAITS": waits})
     arguments = (Buffer("x"), Buffer("y"), columns)
     return Recipe((KernelCall(program, grid=(rows, 1, 1), block=(threads, 1, 1), arguments=arguments),))
@@ -34,7 +34,7 @@ def main() -> None:
     torch.testing.assert_close(y, x.sum(1), atol=1e-4, rtol=1e-4)
     print(f"row_sum on {'the GPU' if device == 'cuda' else 'the CPU twin'}: right")
 
-    # The twin's checks find what a GPU hides: here, a barrier that is missing.
+    # The twin's checks find bugs that a GPU may hide: here a missing barrier.
     x, y = x.cpu(), y.cpu()
     broken = bind(row_sum(*x.shape, waits=False), {"x": x, "y": y}, options=TwinOptions(checks=True))
     try:

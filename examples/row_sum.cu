@@ -11,7 +11,7 @@ extern "C" __global__ void row_sum(const float* x, float* y, int columns) {
     }
     parts[threadIdx.x] = sum;
     for (int half = THREADS / 2; half > 0; half /= 2) {
-        if (WAITS) __syncthreads();  // without it a thread adds what its neighbour has not written yet
+        if (WAITS) __syncthreads();  // without it a thread may add a value that is not written yet
         if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
     }
     if (threadIdx.x == 0) y[blockIdx.x] = parts[0];

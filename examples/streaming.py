@@ -3,7 +3,7 @@
     python examples/streaming.py
 
 `engine.stream` pulls batches from any iterable. On a GPU, while one batch is computed, the next is copied in and the
-results of the one before are copied out, each on a CUDA stream of its own. Memory does not grow with the number of
+results of the previous one are copied out, each on its own CUDA stream. Memory does not grow with the number of
 batches, and results come in order. Without a GPU the kernels run on the twin, one batch after another.
 """
 
@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 def photographs(batches: int) -> Iterator[torch.Tensor]:
-    """uint8 images as a decoder leaves them; a data loader would stand here. The last batch is smaller."""
+    """Yield uint8 images like a decoder's; replace this by a data loader. The last batch is smaller."""
     generator = torch.Generator().manual_seed(0)
     for number in range(batches):
         size = 4 if number < batches - 1 else 1
@@ -42,7 +42,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "twin"
     model, example = network(), next(photographs(1))
 
-    # The engine takes the bytes: (x / 255 - mean) / std happens on the way into the first kernel.
+    # The engine takes bytes: (x / 255 - mean) / std is computed by the first kernel.
     engine = escalade.compile(model, example, dtype="fp16", device=device, normalize=(MEAN, STD))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     for images, logits in zip(photographs(5), engine.stream(photographs(5)), strict=True):

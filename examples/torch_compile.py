@@ -2,9 +2,8 @@
 
     python examples/torch_compile.py
 
-The model stays yours: change its weights, and the next call knows. On a GPU the graph that Dynamo traces runs as one
-of Escalade's engines. On the CPU that engine computes with PyTorch's own operators; there it shows the way in, not the
-kernels.
+The model's weights may change: the next call uses the new ones. On a GPU the graph that Dynamo traces runs as an
+Escalade engine. On the CPU the engine runs PyTorch's operators, which shows the interface, not the kernels.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ def main() -> None:
         torch.testing.assert_close(compiled(x).float(), model(x), atol=1e-2, rtol=1e-2)
         next(model.parameters()).mul_(2)
         torch.testing.assert_close(compiled(x).float(), model(x), atol=2e-2, rtol=2e-2)
-    print(f"escalade {escalade.__version__} as a backend on {device}: right, also with other weights")
+    print(f"escalade {escalade.__version__} as a backend on {device}: correct, also with new weights")
 
-    compiled(x).square().mean().backward()  # where gradients are wanted, forward and backward are a plan each
+    compiled(x).square().mean().backward()  # with gradients, forward and backward are one plan each
     found = [parameter.grad for parameter in model.parameters()]
     expected = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
     torch.testing.assert_close(found, list(expected), atol=1e-3, rtol=1e-3)
-    print("its gradients are the model's")
+    print("gradients agree with the model's")
 
 
 if __name__ == "__main__":

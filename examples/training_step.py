@@ -1,9 +1,9 @@
-"""Training steps by Escalade's loss and optimiser, beside PyTorch's.
+"""Training steps with Escalade's loss and optimizer, compared with PyTorch's.
 
     python examples/training_step.py
 
-The loss and its gradient are deterministic, and one launch steps all parameters. What changes from step to step, the
-learning rate and the count of steps, lies on the device: a CUDA graph of the step need not be recorded again.
+The loss and its gradient are deterministic, and one launch updates all parameters. Values that change per step
+(learning rate, step count) are on the device, so a CUDA graph of the step can be replayed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     theirs = copy.deepcopy(mine)
     x, target = torch.randn(64, 32, device=device), torch.randint(0, 10, (64,), device=device)
 
-    rule = adam(lr=1e-2, weight_decay=1e-2, decoupled=True)  # AdamW; any other is an expression of your own
+    rule = adam(lr=1e-2, weight_decay=1e-2, decoupled=True)  # AdamW; other optimizers are custom expressions
     parameters = list(mine.parameters())
     state = {name: [torch.zeros_like(one) for one in parameters] for name in rule.state}
     scalars, progress = rule.scalars(device), no_progress(device)

@@ -1,9 +1,9 @@
-"""Rungs that have changed since they were last tried on all their small problems.
+"""Rungs that have changed since they last ran on all their small problems.
 
-`make test` tries each rung on some problems, others every day. What a commit changes is tried at once: `tried.json` has
-a digest per rung of its launches and sources, and a rung with another digest is run on all its problems and layouts.
+`make test` runs each rung on some problems, others every day. Changed rungs run at once on all: `tried.json` stores a
+digest of launches and sources per rung, and a rung with another digest runs on all its problems and layouts.
 
-`python -m tests.changed` tries those rungs and writes their digests. Without it `make test` tries them again each time,
+`python -m tests.changed` runs those rungs and writes their digests. Without it `make test` runs them again each time,
 at most `MOST` cases of each.
 """
 
@@ -39,7 +39,7 @@ def problems(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
 
 
 def digest_of(operation: Operation[Any], rung: Rung[Any]) -> str:
-    """Return a digest of what the rung launches for its small problems, comments in sources aside."""
+    """Return a digest of the rung's launches for its small problems, ignoring comments in sources."""
     texts = []
     for problem in problems(operation, rung):
         recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -49,7 +49,7 @@ def digest_of(operation: Operation[Any], rung: Rung[Any]) -> str:
 
 
 def changed(operation: Operation[Any]) -> Iterator[Rung[Any]]:
-    """Yield the rungs of an operation that differ from those that were tried."""
+    """Yield the rungs of an operation that differ from the recorded ones."""
     tried = json.loads(TRIED.read_text()) if TRIED.exists() else {}
     for rung in operation.ladder:
         if tried.get(key(operation, rung)) != digest_of(operation, rung):
@@ -57,7 +57,7 @@ def changed(operation: Operation[Any]) -> Iterator[Rung[Any]]:
 
 
 def failure(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> str:
-    """Run a problem with checks, threads shuffled and copies late; return what is wrong."""
+    """Run a problem with checks, shuffled threads and late copies; return the errors."""
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     case = VerificationCase(operation, problem, torch.device("cpu"), seed)
     outcome = case.check(rung, problem.layout, rung.configs(problem)[0], options)
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def write(digests: dict[str, str]) -> None:
-    """Add digests to the file; those of rungs that are gone leave it."""
+    """Add digests to the file; drop those of rungs that no longer exist."""
     known = {key(operation, rung) for operation, rung in all_rungs()}
     tried = (json.loads(TRIED.read_text()) if TRIED.exists() else {}) | digests
     TRIED.write_text(

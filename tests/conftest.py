@@ -1,4 +1,4 @@
-"""Seeds, the cases of the day, the cache of compiled kernels, and skipping tests that need a GPU."""
+"""Seeds, the cases of the day, the kernel cache, and skipped GPU tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import Sample, of_the_day
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# In the repository, so that a second run is fast and the user's own cache stays as it is.
+# In the repository, so that a second run is fast and the user's own cache is untouched.
 os.environ.setdefault("ESCALADE_CACHE_DIR", str(ROOT / ".cache" / "escalade"))
 
 hypothesis.settings.register_profile("default", max_examples=20, deadline=None, print_blob=True)
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what it puts into the background with Ctrl-C ignored, and so would be all that tests start.
+    # A shell starts background jobs with Ctrl-C ignored, and the processes that tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is not None:
@@ -68,34 +68,34 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("thorough")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
-    # Where in a model each node of a graph comes from: a tenth of what capturing takes, and no test asks for it.
+    # Stack traces of graph nodes: a tenth of the time of a capture, and no test reads them.
     torch.fx.config.do_not_emit_stack_traces = True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """While workers of pytest-xdist collect tests, the twin's runtime is built: the first of them would wait for it."""
+    """Build the twin's runtime while pytest-xdist workers collect tests: the first test would wait for it."""
     if _has_workers(session.config):
         threading.Thread(target=_build_runtime, daemon=True).start()
 
 
 def _build_runtime() -> None:
-    with contextlib.suppress(EscaladeError, OSError):  # the tests that need it say what is wrong
+    with contextlib.suppress(EscaladeError, OSError):  # the tests that need it report the error
         building.runtime_library()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _has_workers(session.config):
-        subprocesses.kill_all()  # g++, where no test has needed the runtime
+        subprocesses.kill_all()  # g++ is missing, and no test needed the runtime
 
 
 def _has_workers(config: pytest.Config) -> bool:
-    """Whether this process hands tests to others."""
+    """Return True if this process is the pytest-xdist controller."""
     return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """All workers of pytest-xdist have the seed that the first process drew, and its date."""
+    """All pytest-xdist workers share the controller's seed and date."""
     node.workerinput["seed"] = node.config.option.seed
     node.workerinput["sample"] = node.config.option.sample.isoformat()
 
@@ -141,8 +141,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: looking through all of them for what is unused takes a third of a second,
-    dozens of times."""
+    """Freeze modules and tests: a full garbage collection over them takes a third of a second, dozens of
+    times per run."""
     gc.freeze()
 
 

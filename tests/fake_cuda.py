@@ -1,7 +1,7 @@
-"""Streams, events and graphs without a GPU, whose work is done in any order that they allow.
+"""Streams, events and graphs without a GPU, whose work runs in any order that they allow.
 
-Whoever forgets to wait for an event is found out: work is done only when somebody waits for it, and `seed` chooses the
-stream whose turn it is, so that a stream may be far ahead of another or far behind.
+Detects missing waits: work runs only when something waits for it, and `seed` chooses the stream that proceeds,
+so that a stream may be far ahead of another or far behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escalade.device.torch_private import FAST_PATHS
 
 
 class Point:
-    """A place in a stream's work."""
+    """A position in a stream's work."""
 
     def __init__(self) -> None:
         self.is_reached = False
@@ -34,7 +34,7 @@ class Stream:
         self.work: deque[Callable[[], None] | Point] = deque()
 
     def __ne__(self, other: object) -> bool:
-        """As PyTorch has it: a stream is not equal to None, and not unequal to it either."""
+        """As in PyTorch: a stream is not equal to None, and not unequal to it either."""
         return other is not None and self is not other
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class Graph:
         self.work: list[Callable[[], None]] = []
 
     def instantiate(self) -> None:
-        """Is ready when it is recorded."""
+        """Complete as soon as it is recorded."""
 
     def raw_cuda_graph_exec(self) -> int:
         return id(self)
@@ -142,7 +142,7 @@ class Box:
         return False
 
     def record_stream(self, stream: Stream) -> None:
-        """Nothing here is given back."""
+        """Memory is never freed here."""
 
 
 class Gpu:
@@ -153,7 +153,7 @@ class Gpu:
         self.events: list[Event] = []
         self.current = self.stream()
         self.recorded: list[Callable[[], None]] | None = None
-        """The work of the graph that is being recorded."""
+        """Work of the graph being recorded."""
 
     def stream(self, *_: Any, **__: Any) -> Stream:
         made = Stream(self, len(self.streams))
@@ -165,12 +165,12 @@ class Gpu:
         return Event(self)
 
     def cuEventRecord(self, event: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
-        """As the driver has it."""
+        """As in the driver."""
         self.events[event.value or 0].record(self.streams[stream.value or 0])
         return 0
 
     def cuEventQuery(self, event: ctypes.c_void_p) -> int:
-        """As the driver has it."""
+        """As in the driver."""
         return 0 if self.events[event.value or 0].query() else 600
 
     @contextmanager
@@ -214,7 +214,7 @@ class Gpu:
         self.run_until(lambda: not any(stream.work for stream in self.streams))
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """For `torch.cuda`."""
+        """Replacement for `torch.cuda`."""
         for name, value in {
             "Stream": self.stream,
             "Event": self.event,

@@ -1,8 +1,8 @@
 """Results by definition, in float64 and by elementary operations alone.
 
-What PyTorch's kernels do with NaN, infinities and padding depends on the processor: vectorised functions have limits of
-their own, and some convolutions skip the zeros of the padding where others multiply by them. Sums here are of products
-formed one by one; that a sum holds a NaN, or infinities of one sign or both, does not depend on its order.
+PyTorch's kernels handle NaN, infinities and padding differently per processor: vectorized functions have their own
+limits, and some convolutions skip the zeros of the padding where others multiply by them. Sums here are of products
+formed one by one; whether a sum contains a NaN, or infinities of one or both signs, does not depend on its order.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def convolution(
     *,
     padding_is_multiplied: bool = False,
 ) -> torch.Tensor:
-    """Of x [N, C, H, W] and weight [K, C / groups, R, S].
+    """Return the convolution of x [N, C, H, W] and weight [K, C / groups, R, S].
 
-    Padding adds nothing, unless it is to be multiplied as zeros, which make NaN of infinite weights.
+    Padding adds nothing, unless it is multiplied as zeros, which turn infinite weights into NaN.
     """
     x, weight = x.double(), weight.double()
     channels, filters = x.shape[1] // groups, weight.shape[0] // groups
@@ -49,7 +49,7 @@ def convolution(
 def weight_gradient(
     x: torch.Tensor, gradient: torch.Tensor, size: int, stride: int, padding: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a convolution's weights and bias; pixels outside the image add nothing."""
+    """Return the gradients of a convolution's weights and bias; pixels outside the image add nothing."""
     gradient = gradient.double()
     of_weight = torch.zeros(gradient.shape[1], x.shape[1], size, size, dtype=torch.float64)
     for r, s, seen, inside in _windows(x.double(), (size, size), (stride, stride), (padding, padding)):
@@ -61,7 +61,7 @@ def weight_gradient(
 def _windows(
     x: torch.Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
-    """For each tap of a filter: its row and column, the pixels that it sees, and which of them are in the image."""
+    """Yield each tap of a filter: its row and column, the pixels it covers, and which of them are inside the image."""
     images, channels, height, width = x.shape
     high, wide = height + 2 * padding[0], width + 2 * padding[1]
     padded, within = x.new_zeros(images, channels, high, wide), torch.zeros(high, wide, dtype=torch.bool)
@@ -76,13 +76,13 @@ def _windows(
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Of rows x [N, C] and weight [K, C]: a fully connected layer."""
+    """Return the fully connected layer of rows x [N, C] and weight [K, C]."""
     y = (x.double()[:, None] * weight.double()[None]).sum(2)
     return y if bias is None else y + bias.double()
 
 
 def relu(x: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
-    """NaN stays, for it is not smaller than anything."""
+    """NaN stays, since no comparison with it holds."""
     x = x.double()
     x = torch.where(x < 0, 0.0, x)
     return torch.where(x > limit, limit, x)
@@ -91,9 +91,10 @@ def relu(x: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
 def max_pool_gradient(
     x: torch.Tensor, gradient: torch.Tensor, size: int, stride: int, padding: int, *, mask: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the input of a maximum, and the place of each in its window: the first of equals, the last of NaNs.
+    """Return the gradient of a maximum's input, and each maximum's index in its window: the first of equals, the last
+    NaN.
 
-    With a mask no gradient goes to what is not positive, and its place is 255.
+    With a mask, nonpositive maxima get no gradient, and their index is 255.
     """
     best = torch.full(gradient.shape, -math.inf, dtype=torch.float64)
     places = torch.full(gradient.shape, -1)
@@ -114,7 +115,7 @@ def max_pool_gradient(
 def max_pool(
     x: torch.Tensor, size: int, stride: int, padding: int = 0, ceil_mode: bool = False
 ) -> torch.Tensor:
-    """The largest of each window, or NaN where it sees one; padding is smaller than anything."""
+    """Return the maximum of each window, or NaN if it contains one; padding is smaller than any number."""
     x = x.double()
     images, channels, height, width = x.shape
 
@@ -141,7 +142,7 @@ def mean(x: torch.Tensor, dimensions: tuple[int, ...]) -> torch.Tensor:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Of each row; NaN throughout where a row holds one, or infinity, or nothing but minus infinity."""
+    """Return the softmax of each row; all NaN if a row contains NaN, +infinity, or only -infinity."""
     x = x.double()
     rows = []
     for row in x.reshape(-1, x.shape[-1]).tolist():
@@ -156,9 +157,9 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """x times the chance that a normal deviate is below x; by tanh, what PyTorch calls so.
+    """Return x times the normal CDF of x; by tanh, PyTorch's approximation of that name.
 
-    Minus infinity gives NaN: it times a chance of 0.
+    Minus infinity gives NaN: it is multiplied by 0.
     """
 
     def one(value: float) -> float:
@@ -173,19 +174,19 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:
-    """The codes of the nearest FP8 numbers, ties to the even one; beyond 448 the largest, and 0x7F for a NaN."""
+    """Return the nearest FP8 codes, ties to even; above 448 the largest, and 0x7F for a NaN."""
     positive = [_e4m3_value(code) for code in range(0x7F)]
     middles = torch.tensor(
         [(low + high) / 2 for low, high in itertools.pairwise(positive)], dtype=torch.float64
     )
     size = x.double().abs()
     below, above = torch.searchsorted(middles, size), torch.searchsorted(middles, size, right=True)
-    code = torch.where(below % 2 == 0, below, above)  # they differ where x is a middle
+    code = torch.where(below % 2 == 0, below, above)  # they differ if x is a midpoint
     signed = code + 0x80 * torch.signbit(x.double())
     return torch.where(x.isnan(), 0x7F, signed).to(torch.uint8)
 
 
 def _e4m3_value(code: int) -> float:
-    """Four bits of exponent, three of mantissa; the smallest exponent has no hidden bit."""
+    """Decode four exponent bits and three mantissa bits; subnormals have no hidden bit."""
     exponent, mantissa = code >> 3, code & 7
     return (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9

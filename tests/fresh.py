@@ -1,6 +1,6 @@
-"""Programs that a test runs in a Python of their own, without the seconds that each would import PyTorch for.
+"""Run programs in a fresh Python without the seconds that importing PyTorch takes each time.
 
-They are forked off a process that has imported it and nothing else: nothing of Escalade, and nothing of the tests.
+They are forked from a process that has imported PyTorch only: nothing of Escalade, and nothing of the tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ else:
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python` with these arguments, `-c CODE`, `-m MODULE` or a file, in the repository's folder, to its end."""
+    """Run `python` with these arguments (`-c CODE`, `-m MODULE` or a file) in the repository's folder until it ends."""
     server = _server()
     assert server.stdin and server.stdout
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """It ends with this process, whose end of the pipe is then closed."""
+    """It ends with this process, which closes its end of the pipe."""
     return subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What a package's modules import of each other, read from their sources."""
+"""Imports between a package's modules, read from their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Package:
-    """Modules by dotted name, and every import in them, wherever it stands: in functions, and for type checkers too."""
+    """Modules by dotted name, and every import in them, at any depth: in functions, and for type checkers too."""
 
     modules: Mapping[str, pathlib.Path]
     imports: tuple[Import, ...]
@@ -34,12 +34,12 @@ class Package:
         return tuple(found for found in self.imports if found.imported in self.modules)
 
     def upward(self, layers: Sequence[Sequence[str]]) -> list[Import]:
-        """The imports that lead from a layer to one above it. Layers go from the lowest to the highest."""
+        """Return the imports from a layer to a higher one. Layers are listed from the lowest to the highest."""
         rank = {name: _rank(name, layers) for name in self.modules}
         return [found for found in self.inner if rank[found.imported] > rank[found.importer]]
 
     def circles(self) -> list[list[str]]:
-        """Modules that import each other, directly or by way of others: each group of them, sorted."""
+        """Return groups of modules that import each other, directly or indirectly, each sorted."""
         nearby: dict[str, set[str]] = {name: set() for name in self.modules}
         for found in self.inner:
             nearby[found.importer].add(found.imported)
@@ -53,7 +53,7 @@ class Package:
 
 
 def _reached(name: str, nearby: Mapping[str, set[str]]) -> set[str]:
-    """Where one gets to from a module, import by import."""
+    """Return all modules reachable from a module by imports."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -64,7 +64,7 @@ def _reached(name: str, nearby: Mapping[str, set[str]]) -> set[str]:
 
 
 def _rank(module: str, layers: Sequence[Sequence[str]]) -> int:
-    """The layer that names the module, or the folder that it lies deepest in."""
+    """Return the layer that names the module, or the innermost folder that contains it."""
     found = [
         (len(name.split(".")), rank)
         for rank, names in enumerate(layers)
@@ -102,7 +102,8 @@ def _imports(name: str, modules: Mapping[str, pathlib.Path]) -> Iterator[Import]
 
 
 def _statements(parent: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """All statements at any depth, and whether they stand in a function. Expressions, most of a tree, hold none."""
+    """Yield all statements at any depth, and whether they are in a function. Expressions contain none, and are
+    skipped."""
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             yield node, inside
@@ -111,7 +112,7 @@ def _statements(parent: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, bool]]
 
 
 def _base(name: str, path: pathlib.Path, node: ast.ImportFrom) -> str:
-    """The module that `from ... import` names; dots in front of it count folders upwards."""
+    """Return the module that `from ... import` names; leading dots count folders upwards."""
     if not node.level:
         return node.module or ""
     up = node.level - (path.name == "__init__.py")

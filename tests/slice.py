@@ -1,10 +1,11 @@
-"""`make test-slice`: other rungs, configs and variants than `make test` runs, on the twin, as the date chooses them.
+"""`make test-slice`: rungs, configs and variants that `make test` does not run, on the twin, chosen by the date.
 
-`make test` says the same every time; of all that could be run it runs a twentieth. This draws from the rest until its
-time is up. What fails is printed with the command that repeats it.
+`make test` always runs the same twentieth of all cases. This draws from the rest until its
+time is up. Failures are printed with the command that repeats them.
 
-`--plans 'torchvision/*'` draws from what plans of networks for an H200 launch instead of from small problems: the same
-rungs and, where a smaller image permits it, the same configs, with the networks' own channels, filters and epilogues.
+`--plans 'torchvision/*'` draws from the launches of networks' plans for an H200 instead of from small problems: the
+same rungs and, where a smaller image permits it, the same configs, with the networks' own channels, filters and
+epilogues.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from tests.support import all_rungs, supported
 
 CPU = torch.device("cpu")
 _CHECKED = 4
-"""One piece in so many has its accesses checked, which takes long; threads are shuffled in all."""
+"""One in this many cases has its accesses checked, which takes long; threads are shuffled in all."""
 _MOST_FLOPS = 2**23
-"""Of a piece with checks."""
+"""Time limit of a case with checks."""
 _MOST_PLANNED_FLOPS = 2**27
 _SIZES = ((1, 10), (2, 12), (1, 16), (2, 20), (3, 24), (1, 32), (1, 57), (1, 80))
 """Batch sizes and sides of images that replace those of planned problems, smallest first."""
@@ -53,9 +54,9 @@ class Piece:
     dtype: str
     layout: str
     config: int
-    """Which of those that the rung offers."""
+    """Index among the configs that the rung offers."""
     seed: int
-    """Of the inputs and of the order of threads."""
+    """Seed of the inputs and of the order of threads."""
     checks: bool
 
     def __str__(self) -> str:
@@ -74,7 +75,7 @@ class Piece:
         return f"python -m tests.slice --repeat {shlex.quote(str(self))}"
 
     def failure(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """Return the error; empty if there is none."""
         operation = OPERATIONS[self.operation]
         rung = operation.ladder.rung(self.rung)
         problem = replace(operation.parse(self.problem), dtype=self.dtype, layout=self.layout)
@@ -88,7 +89,7 @@ class Piece:
 
 
 def pieces(seed: str) -> Iterator[Piece]:
-    """Without end, the same for the same seed: every rung as often as any other, then any variant and config."""
+    """Yield cases without end, the same for the same seed: each rung equally often, then any variant and config."""
     chance = random.Random(seed)
     while True:
         operation, rung = chance.choice(all_rungs())
@@ -101,9 +102,9 @@ def pieces(seed: str) -> Iterator[Piece]:
 
 
 def planned_pieces(seed: str, pattern: str) -> Iterator[Piece]:
-    """Yield what plans of the networks launch, one plan after another: a few choices of each rung in each.
+    """Yield launches of the networks' plans, one plan after another: a few choices of each rung in each.
 
-    `pattern` selects among the names of`tests.golden.plans.tasks`.
+    `pattern` selects among the names of `tests.golden.plans.tasks`.
     """
     chance = random.Random(seed)
     tasks = fnmatch.filter(plans.own_tasks(), pattern) or fnmatch.filter(plans.tasks(), pattern)
@@ -164,7 +165,7 @@ def _sized(problem: Any, batch: int, side: int) -> Any:
 
 
 def run(seed: str, seconds: float, pattern: str = "") -> tuple[int, list[str]]:
-    """Pieces until the time is up; how many, and what failed with how to repeat it."""
+    """Run cases until the time is up; return their number, and the failures with the commands that repeat them."""
     torch.set_num_threads(1)
     began, count, failures = time.monotonic(), 0, []
     for piece in planned_pieces(seed, pattern) if pattern else pieces(seed):

@@ -1,4 +1,4 @@
-"""Tensors with every kind of strides, and each way to pass one to Escalade, for tests on the twin and on a GPU.
+"""Tensors with every kind of strides, and every entry point of Escalade, for tests on the twin and on a GPU.
 
 Each check compares with eager PyTorch on the same tensors.
 """
@@ -24,7 +24,7 @@ from escalade.errors import UnsupportedError
 
 Case = tuple[str, torch.Tensor]
 SHAPE = (2, 3, 4, 5)
-"""All sizes differ: a tensor read in another order has other values everywhere."""
+"""All sizes differ: a tensor read in another order has different values everywhere."""
 
 
 # --- tensors
@@ -91,7 +91,7 @@ def _strides(shape: Sequence[int], order: Sequence[int], gaps: dict[int, int] | 
 
 
 def addresses(tensor: torch.Tensor) -> list[int]:
-    """The address of every element, one by one."""
+    """Return the address of every element, one by one."""
     steps = [step * tensor.element_size() for step in tensor.stride()]
     return [
         tensor.data_ptr() + sum(map(int.__mul__, place, steps))
@@ -162,7 +162,7 @@ def check_inference(entry: str, device: str, seed: int, drawn: int = 8, fresh: i
     torch.manual_seed(seed)
     place = "cpu" if device == "twin" else device
     models: list[nn.Module] = [nn.Conv2d(3, 4, 1)]
-    if entry != "deterministic":  # for models that treat each item by itself
+    if entry != "deterministic":  # for models that process items independently
         models.append(Several())
     for model in models:
         model.eval().to(place)
@@ -202,7 +202,7 @@ def check_out(device: str, seed: int, drawn: int = 8) -> None:
             written.fill_(True)
             kept = ~torch.empty(0, dtype=torch.bool, device=place).set_(written.untyped_storage())
             assert torch.equal(memory[kept], before[kept]), name
-            if device != "twin" or not out.is_neg():  # in place of the input, in its own or in other strides
+            if device != "twin" or not out.is_neg():  # overwriting the input, in its own or in other strides
                 given = x.clone()
                 _assert_close(engine(given, out=given), expected, "out is the input")
                 out.copy_(x)
@@ -210,7 +210,7 @@ def check_out(device: str, seed: int, drawn: int = 8) -> None:
 
 
 def check_outs_among_each_other(device: str, seed: int) -> None:
-    """Check pairs of results in one piece of memory: refused exactly if they share an element."""
+    """Check pairs of results in one allocation: refused exactly if they share an element."""
     torch.manual_seed(seed)
     place = "cpu" if device == "twin" else device
     engine = escalade.compile(_Pair().eval(), (torch.ones(2, 3, device=place),), device=device)
@@ -231,7 +231,7 @@ def check_outs_among_each_other(device: str, seed: int) -> None:
         assert len({*places}) == len(places), [(out.stride(), out.storage_offset()) for out in outs]
         _assert_close(tuple(outs), expected, "two results in one piece of memory")
     assert accepted > 3
-    for number in range(2):  # a result over the input that another result is
+    for number in range(2):  # a result that overwrites an input which is also returned
         given, apart = x.clone(), torch.empty_like(x)
         outs = [apart, apart]
         outs[number] = given
@@ -248,7 +248,7 @@ class _Pair(nn.Module):
 
 
 def check_training(device: str, seed: int, drawn: int = 4, dtype: str = "fp32", fresh: int = 10) -> None:
-    """Check one step called with every case, as input and as target, and `fresh` steps made for strided examples."""
+    """Check one step called with every case, as input and as target, and `fresh` steps built for strided examples."""
     torch.manual_seed(seed)
     place = "cpu" if device == "twin" else device
     model = nn.Conv2d(3, 2, 1).to(place)
@@ -265,7 +265,7 @@ def check_training(device: str, seed: int, drawn: int = 4, dtype: str = "fp32", 
 
 
 def check_classes(device: str, seed: int, drawn: int = 2, most: int = 6) -> None:
-    """Check strided class indices, and strided weights of classes that the loss holds."""
+    """Check strided class indices, and strided class weights held by the loss."""
     torch.manual_seed(seed)
     place = "cpu" if device == "twin" else device
     model = nn.Conv2d(3, 4, 1).to(place)
@@ -336,7 +336,7 @@ def check_training_behind_torch_compile(device: str, seed: int, drawn: int = 2, 
 
 
 class _Single(nn.Module):
-    """A model whose one result is a tuple, as AOTAutograd wants it."""
+    """A model with a tuple as its only result, as AOTAutograd requires."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What tests share: the rungs, the problems of each that are worth a run, and work in several threads."""
+"""Helpers of tests: the rungs, problems of each that are worth a run, and work in several threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from escalade.tune.verification import VerificationCase
 T = TypeVar("T")
 MEDIUM_BATCH = 8
 SHARE = 8
-"""One problem in so many is run with each rung; `make test-slice` draws from the others."""
+"""One in this many problems runs with each rung; `make test-slice` draws from the others."""
 TINY = replace(TWIN, multiprocessors=1)
-"""A card with one multiprocessor, whose blocks have all tiles to go through."""
+"""A card with one SM, whose CTAs loop over all tiles."""
 
 
 def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:
@@ -39,7 +39,7 @@ def variants(operation: Operation[Any], problem: Any) -> list[Any]:
 
 
 def with_batch(problem: Any, batch: int) -> Any:
-    """The same problem for so many images; a problem that follows another, as a gradient's, has that one's."""
+    """The same problem for this many images; a gradient's problem changes the forward problem."""
     names = [field.name for field in fields(problem)]
     if "batch" in names:
         return replace(problem, batch=batch)
@@ -53,12 +53,12 @@ def with_batch(problem: Any, batch: int) -> Any:
 
 
 def medium_problems(operation: Operation[Any]) -> list[Any]:
-    """What is measured, with batches that a float64 reference takes little time for."""
+    """The measured problems, with batch sizes that are quick for a float64 reference."""
     return [with_batch(problem, min(problem.batch, MEDIUM_BATCH)) for problem in operation.problems]
 
 
 def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any]) -> list[list[Any]]:
-    """For each problem that the rung can do at all, the variants of it that it can do."""
+    """For each problem that the rung supports at all, its supported variants."""
     every = [
         [variant for variant, refusal in refusals(operation.name, rung.name, problem) if refusal is None]
         for problem in problems
@@ -68,7 +68,7 @@ def supported(operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any
 
 @cache
 def refusals(operation: str, rung: str, problem: Any) -> list[tuple[Any, str | None]]:
-    """Each variant of a problem with what the rung says against it. Asked once a process: some rungs look through all
+    """Each variant of a problem, with the rung's refusal. Cached per process: some rungs search all
     their tiles for an answer."""
     asked = OPERATIONS[operation].ladder.rung(rung)
     return [(variant, asked.supports(variant)) for variant in variants(OPERATIONS[operation], problem)]
@@ -77,11 +77,11 @@ def refusals(operation: str, rung: str, problem: Any) -> list[tuple[Any, str | N
 def cover(
     operation: Operation[Any], rung: Rung[Any], problems: Iterable[Any], turn: int, share: int = 1
 ) -> list[Any]:
-    """Each problem once, and each dtype in each layout at least once: the problems take turns at them.
+    """Each problem once, and each dtype in each layout at least once, spread over the problems.
 
-    `turn` shifts who gets which, so that one problem is not met by all rungs in the same dtype. With a `share`, it is
-    one problem in so many, others for the next rung; each dtype and each layout, but not each pair of them; and of the
-    two types with 16 bits, whose kernels are alike, one.
+    `turn` shifts the assignment, so that rungs get a problem in different dtypes. With a `share`, only
+    one in `share` problems, others for the next rung; each dtype and each layout, but not all pairs of them; and
+    only one of the two 16-bit dtypes, whose kernels are alike.
     """
     every = supported(operation, rung, problems)
     if share > 1:
@@ -103,7 +103,7 @@ def cover(
 
 
 def _without_twin(variants: list[Any], dtype: str) -> list[Any]:
-    """The variants of a problem in other dtypes than this one, if there are any."""
+    """Variants of a problem in dtypes other than this one, if any."""
     return [variant for variant in variants if variant.dtype != dtype] or variants
 
 
@@ -113,8 +113,8 @@ WEEK = 7
 def of_the_day(cases: Sequence[T], share: int, day: datetime.date, test: str) -> list[T]:
     """Return one case in `share`, and at least one: others each day, and all of them within `share` days.
 
-    Neighbors are alike, so the order is shuffled, by the name of the test and not by the day: a case that a week of
-    days leaves out would never be run.
+    Neighbors are alike, so the order is shuffled, by the name of the test and not by the day: a case that is
+    skipped on all days of one cycle would never run.
     """
     if not 1 <= share <= WEEK:
         raise ValueError(
@@ -127,13 +127,13 @@ def of_the_day(cases: Sequence[T], share: int, day: datetime.date, test: str) ->
 
 @dataclass(frozen=True)
 class Sample:
-    """Chooses from what takes too long to try in full: others every day; all with `--thorough`."""
+    """Chooses from cases that take too long to run in full: others every day; all with `--thorough`."""
 
     turn: int
     everything: bool
 
     def __call__(self, things: Iterable[T], most: int) -> Sequence[T]:
-        """So many of them at most, far apart."""
+        """Return at most this many of them, far apart."""
         offered = list(things)
         if self.everything or len(offered) <= most:
             return offered
@@ -156,7 +156,7 @@ def check(
 
 
 def label(value: object) -> str | None:
-    """Names in test ids: those of operations and rungs, and of problems with dtype and layout."""
+    """Names in test ids: operations and rungs, and problems with dtype and layout."""
     if isinstance(value, Operation | Rung):
         return value.name
     if hasattr(value, "dtype") and hasattr(value, "layout"):
@@ -165,7 +165,7 @@ def label(value: object) -> str | None:
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Runs `work` in so many threads at once, each with its number; the first failure of any is raised here."""
+    """Run `work` in several threads at once, each with its number; raise the first failure here."""
     failures: list[BaseException] = []
 
     def guarded(number: int) -> None:

@@ -39,7 +39,7 @@ def follow(page: pathlib.Path, root: pathlib.Path) -> None:
         file.write_text("".join(lines))
 
 
-def test_an_operation_a_rung_and_a_layer_are_added_as_the_pages_say(tmp_path: pathlib.Path) -> None:
+def test_an_operation_a_rung_and_a_layer_are_added_as_documented(tmp_path: pathlib.Path) -> None:
     for package in ("escalade", "escalade_apps", "escalade_bench"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -57,4 +57,4 @@ def test_an_operation_a_rung_and_a_layer_are_added_as_the_pages_say(tmp_path: pa
     assert "naive" in verified and "warp_per_row" in verified and "all right" in verified
     layer = (ROOT / "docs" / PAGES[2]).read_text()
     (tried,) = re.findall(r"^```python\n(# Try it.*?)^```$", layer, re.DOTALL | re.MULTILINE)
-    assert "warp_per_row" in python("-c", tried)  # a kernel of ours, not PyTorch's
+    assert "warp_per_row" in python("-c", tried)  # our kernel, not PyTorch's

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it ends."""
+"""The command line: its output, its files, and its exit status."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_option_that_names_nothing_is_a_mistake(arguments: tuple[str, ...]) -
 def test_a_command_that_was_not_run_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with versions of typer and click that take every command line for `--version`."""
+    """As with versions of typer and click that read every command line as `--version`."""
 
     def exit_early() -> None:
         raise SystemExit(0)
@@ -108,8 +108,8 @@ def test_a_command_that_was_not_run_is_a_failure(
     assert "typer did not run verify" in capsys.readouterr().err
 
 
-def test_the_asked_command_runs(tmp_path: pathlib.Path) -> None:
-    """With the installed typer and click: the command's own output, and flags off unless they are given."""
+def test_the_requested_command_runs(tmp_path: pathlib.Path) -> None:
+    """With the installed typer and click: the command's own output, and flags default to off."""
     environment = {**os.environ, "ESCALADE_CACHE_DIR": str(tmp_path / "cache")}
     plain, clear = (
         subprocess.run(
@@ -190,7 +190,7 @@ WITHOUT_DEFAULT = {
 
 
 def test_help_shows_every_default() -> None:
-    """As a value, or in words where it depends on something else."""
+    """As a value, or in words if it depends on something else."""
     for name in cli.COMMANDS:
         for option in cli._command(name).params:
             if option.param_type_name == "option" and option.default is None and not option.required:
@@ -199,7 +199,7 @@ def test_help_shows_every_default() -> None:
 
 
 def test_help_lists_every_choice() -> None:
-    """Lists in help are written out, since what they are about is slow to import."""
+    """Lists in help are literal, since their modules are slow to import."""
     names = [peer for workload in WORKLOADS.values() for peer in workload.peers]
     for command, wanted in (("bench", names), ("layers", LAYERS), ("coverage", NETWORKS), ("calls", CALLS)):
         shown = " ".join(run(command, "--help", columns=300).output.split())
@@ -247,18 +247,18 @@ LATE = {
     "torch.export._trace",
     "typer",
 }
-"""What takes long to load, beside PyTorch itself, and a network is compiled without."""
+"""Modules that are slow to load, besides PyTorch itself, and not needed to compile a network."""
 
 
-def test_compiling_a_network_loads_only_what_it_needs() -> None:
+def test_compiling_a_network_loads_only_needed_modules() -> None:
     done = fresh.python("-c", NETWORK)
     loaded = set(done.stdout.split())
     assert done.returncode == 0 and "escalade.engine.compiler" in loaded, done.stderr
     assert LATE & loaded == set()
 
 
-def test_the_list_of_commands_says_what_their_docstrings_do() -> None:
-    """Else `escalade --help` and `escalade COMMAND --help` would tell two stories."""
+def test_the_list_of_commands_matches_their_docstrings() -> None:
+    """Otherwise `escalade --help` and `escalade COMMAND --help` would differ."""
     for name, summary in cli.COMMANDS.items():
         command = importlib.import_module(f"escalade.commands.{name}").command
         assert inspect.cleandoc(command.__doc__).partition("\n\n")[0] == summary, name
@@ -300,7 +300,7 @@ WITHOUT_GPU = {
 def test_options_that_are_suggested_exist(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    """What a command says where there is no GPU."""
+    """Return the output of a command without a GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     said = said_by(name, *WITHOUT_GPU[name], monkeypatch=monkeypatch, capsys=capsys)

@@ -1,4 +1,4 @@
-"""The scripts and the notebook under examples/ run, check themselves, and print what they promise."""
+"""The scripts and the notebook under examples/ run, check themselves, and print the documented output."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent
 LONGEST = 120
-"""Seconds until a service that hangs fails its test."""
+"""Seconds until a hanging service fails its test."""
 PROMISED = {
     "hugging_face_trainer": "6 steps in Trainer",
     "lightning_module": "12 steps in Lightning",
     "custom_network": "Nothing falls back to PyTorch",
     "own_kernel": "reads shared parts",
     "streaming": "1 images: classes",
-    "torch_compile": "right, also with other weights",
+    "torch_compile": "correct, also with new weights",
     "training_step": "5 steps taken, 0 skipped",
 }
-"""What each prints near its end."""
+"""Text that each prints near its end."""
 NEEDED = {"hugging_face_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
-"""Packages that are not installed for the tests; without them, their example is skipped."""
+"""Packages that may not be installed for the tests; without them, their example is skipped."""
 SERVICES = {"fastapi_service"}
-"""Those that run until they are told to end."""
+"""Services, which run until they are stopped."""
 
 
 def run(name: str, **environment: str) -> None:
@@ -99,7 +99,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @contextlib.contextmanager
 def serving(saved: pathlib.Path, folder: pathlib.Path) -> Iterator[str]:
-    """The service at an address of its own; it ends well when it is told to."""
+    """Run the service at a free address; it must stop cleanly when told to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address, port = free.getsockname()
@@ -119,7 +119,7 @@ def serving(saved: pathlib.Path, folder: pathlib.Path) -> Iterator[str]:
 
 
 def answering(address: str, ended: Future[Any]) -> str:
-    """The address, when somebody is there."""
+    """Return the address once the service answers."""
     while True:
         assert not ended.done(), ended.result().stderr
         with contextlib.suppress(urllib.error.URLError):
@@ -128,7 +128,7 @@ def answering(address: str, ended: Future[Any]) -> str:
         time.sleep(0.1)
 
 
-def test_a_service_answers_requests_together_and_ends_when_told(
+def test_a_service_batches_requests_and_stops_on_request(
     engine: escalade.Engine, saved: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     pytest.importorskip("fastapi")
@@ -138,7 +138,7 @@ def test_a_service_answers_requests_together_and_ends_when_told(
 
         def ask(picture: np.ndarray) -> Any:
             body = io.BytesIO()
-            Image.fromarray(picture).save(body, "PNG")  # which keeps what it is given, as JPEG does not
+            Image.fromarray(picture).save(body, "PNG")  # lossless, unlike JPEG
             with urllib.request.urlopen(f"{address}/classify", body.getvalue(), timeout=LONGEST) as answer:
                 return json.load(answer)["top"]
 
@@ -157,7 +157,7 @@ def test_a_service_answers_requests_together_and_ends_when_told(
 
 
 def left_in_the_middle(address: str, request: bytes) -> None:
-    """Sends a part of a request and goes, so that the service is told; the test sees no traceback of it."""
+    """Send part of a request and disconnect, to check that the service handles it without a traceback."""
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(request)
@@ -166,8 +166,8 @@ def left_in_the_middle(address: str, request: bytes) -> None:
             pass
 
 
-def test_the_notebook_runs_on_the_twin_and_shows_what_is_so() -> None:
-    """Cells run in one namespace; what each prints is what is kept with it, up to a compiler's ways."""
+def test_the_notebook_runs_on_the_twin_with_right_results() -> None:
+    """Cells run in one namespace; their output matches the stored one, except for details of the compiler."""
     cells = json.loads((ROOT / "examples" / "climb.ipynb").read_text())["cells"]
     space: dict[str, Any] = {}
     for number, cell in enumerate(cells):
@@ -177,7 +177,7 @@ def test_the_notebook_runs_on_the_twin_and_shows_what_is_so() -> None:
         with contextlib.redirect_stdout(said):
             exec(compile("".join(cell["source"]), f"cell {number} of climb.ipynb", "exec"), space)
         kept = "".join(line for output in cell["outputs"] for line in output["text"])
-        # Columns are as wide as their numbers.
+        # Column widths depend on the numbers.
         words, kept_words = (re.sub(r"[\d,.]+|█", "", text).split() for text in (said.getvalue(), kept))
         assert words == kept_words, f"cell {number} prints {said.getvalue()}"
         assert figures(said.getvalue()) == pytest.approx(figures(kept), rel=0.05), f"cell {number}"
@@ -191,7 +191,7 @@ def figures(text: str) -> list[float]:
 
 
 def check_lessons(climb: dict[str, Counts]) -> None:
-    """The ladder of conv2d on 32 to 32 channels of 8×8 pixels: each rung does what it is there for."""
+    """The ladder of conv2d on 32 to 32 channels of 8×8 pixels: each rung shows its idea."""
     direct, tile, weights, padded, vector, mma, wgmma = climb.values()
     inside, warps = (3 * 8 - 2) ** 2, 32 * 8 * 8 // 32
     assert direct.fma == inside * 32 * 32, "what lies in the padding is not multiplied"

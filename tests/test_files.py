@@ -1,4 +1,4 @@
-"""Files that are replaced: by several writers, through links, with the permissions that they had."""
+"""Replaced files: by several writers, through links, with their permissions kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_file_and_its_folder_are_made(tmp_path: pathlib.Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["x"]
 
 
-def test_what_fails_leaves_the_file_as_it_was(tmp_path: pathlib.Path) -> None:
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x"
     path.write_text("before")
 
@@ -40,7 +40,7 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("write", [files.replace, lambda path, text: files.update(path, lambda _: text)])
 class TestWriting:
     @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-    def test_a_new_file_is_as_the_umask_says(
+    def test_a_new_file_follows_the_umask(
         self, write: Callable[..., None], tmp_path: pathlib.Path, umask: int, mode: int
     ) -> None:
         before = os.umask(umask)
@@ -66,10 +66,8 @@ class TestWriting:
             write(tmp_path / name, b"new")
             assert (tmp_path / name).is_symlink() and (tmp_path / target).read_bytes() == b"new"
 
-    def test_what_is_no_plain_file_is_left_alone(
-        self, write: Callable[..., None], tmp_path: pathlib.Path
-    ) -> None:
-        """A device in its place would be lost to all programs, and a pipe nobody reads be waited for."""
+    def test_special_files_are_left_alone(self, write: Callable[..., None], tmp_path: pathlib.Path) -> None:
+        """Replacing a device would break all programs, and opening a pipe without a reader would block."""
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "null").symlink_to("/dev/null")
         (tmp_path / "folder").mkdir()
@@ -80,7 +78,7 @@ class TestWriting:
             os.stat(tmp_path / "pipe").st_mode
         )
 
-    def test_what_cannot_be_written_is_a_sentence(
+    def test_unwritable_files_are_a_sentence(
         self, write: Callable[..., None], tmp_path: pathlib.Path
     ) -> None:
         (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Python's search for garbage waits while plans are made, and is as it was afterwards."""
+"""Garbage collection is paused while plans are made, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.gc_pause import gc_paused
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
 def is_on(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether the caller has Python search for garbage."""
+    """True if the caller has garbage collection enabled."""
     if not request.param:
         gc.disable()
     yield request.param
@@ -38,7 +38,7 @@ def test_it_is_as_it_was(is_on: bool) -> None:
 
 
 def test_the_last_to_leave_turns_it_on() -> None:
-    """One thread may record a graph, in which freeing an older one is a mistake, while another makes a plan."""
+    """One thread may record a graph, during which freeing an older one is an error, while another makes a plan."""
     first, second = gc_paused(), gc_paused()
     with first:
         second.__enter__()

@@ -1,4 +1,4 @@
-"""The comparing functions of `tests.golden`: each kind of change is reported, and what computes the same is not."""
+"""The comparison of `tests.golden`: each kind of change is reported, and equivalent programs are not."""
 
 from __future__ import annotations
 

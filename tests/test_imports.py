@@ -1,4 +1,4 @@
-"""Folders import downwards only, no modules import each other in a circle, and imports stand at the top of a file."""
+"""Folders import downwards only, there are no import cycles, and imports are at the top of a file."""
 
 from __future__ import annotations
 
@@ -109,20 +109,20 @@ def test_imports_inside_functions_have_a_reason(escalade: Package) -> None:
 
 
 def test_no_exception_is_left_over(escalade: Package) -> None:
-    """What nobody needs any more is no longer allowed."""
+    """Unused exceptions are removed from the lists."""
     late = [each for each in escalade.imports if each.inside_function]
     assert {each.importer for each in late} >= set(LATE_MODULES)
     for package in LATE_PACKAGES:
         assert any(each.imported.startswith(package) for each in late), package
 
 
-# The checker itself, on a made-up package
+# The checker itself, on a fake package
 
 FLOORS = (("house.low",), ("house.high",), ("house",))
 
 
 def made_up(folder: pathlib.Path, sources: dict[str, str]) -> Package:
-    """A package `house` with two folders, and modules by their paths."""
+    """A package `house` with two folders, and its modules by path."""
     for name, source in {"__init__": "", "low/__init__": "", "high/__init__": "", **sources}.items():
         path = folder / "house" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def made_up(folder: pathlib.Path, sources: dict[str, str]) -> Package:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.high.roof import tiles",
     ],
 )
-def test_an_upward_import_is_found_wherever_it_stands(tmp_path: pathlib.Path, source: str) -> None:
+def test_an_upward_import_is_found_anywhere(tmp_path: pathlib.Path, source: str) -> None:
     package = made_up(tmp_path, {"low/cellar": source, "high/roof": "from house.low import cellar"})
     (found,) = package.upward(FLOORS)
     assert (found.importer, found.imported) == ("house.low.cellar", "house.high.roof")
@@ -149,7 +149,7 @@ def test_an_upward_import_is_found_wherever_it_stands(tmp_path: pathlib.Path, so
     assert package.circles() == [["house.high.roof", "house.low.cellar"]]
 
 
-def test_what_leads_downwards_or_stays_is_allowed(tmp_path: pathlib.Path) -> None:
+def test_downward_and_internal_imports_are_allowed(tmp_path: pathlib.Path) -> None:
     package = made_up(
         tmp_path,
         {"low/cellar": "import os", "low/door": "from . import cellar", "high/roof": "import house.low"},

@@ -1,4 +1,4 @@
-"""Ctrl-C: commands are over within a second, and what they have started with them."""
+"""Ctrl-C: commands end within a second, and so do their child processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.interruption import EXIT_STATUS, interruptible
 from tests import fresh
 
 LONGEST = 60
-"""Seconds until a test that hangs fails. None passes by waiting for as long."""
+"""Seconds until a hanging test fails. None passes by waiting for it."""
 DEAF = """
 import sys, threading, time
 from escalade import interruption, subprocesses
@@ -40,12 +40,12 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
     told = tmp_path / "group"
     process = subprocess.Popen([sys.executable, "-c", DEAF, told])
     while not told.exists() or not told.read_text():
-        assert process.poll() is None  # a script that fails must not hang the test
+        assert process.poll() is None  # a failing script must not hang the test
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     assert process.wait(LONGEST) == EXIT_STATUS
     with pytest.raises(ProcessLookupError):
-        while True:  # those that were killed are gone when somebody has noticed
+        while True:  # killed processes disappear once they are reaped
             os.killpg(int(told.read_text()), 0)
             time.sleep(0.02)
 
@@ -59,8 +59,8 @@ with interruption.watch_ctrl_c():
 """
 
 
-def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on() -> None:
-    """As a shell starts those in the background."""
+def test_a_command_started_with_ctrl_c_ignored_keeps_running() -> None:
+    """As for background jobs of a shell."""
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", BACKGROUND]
     process = subprocess.Popen(ignoring, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "ready\n"
@@ -84,20 +84,20 @@ def test_tests_in_the_background_hear_ctrl_c() -> None:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does, from any thread."""
+    """Raise like Ctrl-C, from any thread."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
 
 
 def wait(future: Future[bool]) -> None:
-    """In short sleeps: a longer wait would go on behind a handler that a library has set."""
+    """Sleep in short steps: a longer one would continue after a handler that a library has set."""
     until = time.monotonic() + LONGEST
     while not future.done() and time.monotonic() < until:
         time.sleep(interruption.POLL_SECONDS)
 
 
-def test_nobody_watches_behind_a_command() -> None:
+def test_no_watcher_outlives_a_command() -> None:
     before = signal.set_wakeup_fd(-1)
     with interruption.watch_ctrl_c():
         inside = signal.set_wakeup_fd(-1)
@@ -107,7 +107,7 @@ def test_nobody_watches_behind_a_command() -> None:
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.1, interrupt).start()
         wait(Future())
-    time.sleep(interruption.GRACE_SECONDS + 0.1)  # a watcher that was left would have ended the process
+    time.sleep(interruption.GRACE_SECONDS + 0.1)  # a leaked watcher would have ended the process
 
 
 def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
@@ -125,7 +125,7 @@ def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
     end.set()
 
 
-def test_who_is_interrupted_waits_for_no_thread() -> None:
+def test_an_interrupted_caller_waits_for_no_thread() -> None:
     end, both = threading.Event(), threading.Event()
     waiting: list[Future[bool]] = []
 

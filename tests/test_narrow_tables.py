@@ -1,4 +1,4 @@
-"""Tables at every width: nothing of them is lost."""
+"""Tables at every width: no text is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files around the package agree with each other: workflows, versions, links to the repository, the site's pages."""
+"""Project files agree with each other: workflows, versions, links to the repository, the site's pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml, which names Python objects, without creating them."""
+    """Loads mkdocs.yml, which names Python objects, without creating them."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Random networks through the kernels themselves, on the twin, others every day; how to repeat one is printed."""
+"""Random networks by kernels on the twin, others every day; failures print the command that repeats them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _require_right(kind: str, count: int, links: int = 1) -> None:
     assert not found, "\n\n".join(found)
 
 
-# Counts are what takes about 40 s of CPU with an empty cache.
+# Counts are chosen for about 40 s of CPU time with an empty cache.
 
 
-def test_networks_of_the_day_compute_what_pytorch_does() -> None:
+def test_networks_of_the_day_match_pytorch() -> None:
     _require_right("network", 6)
 
 
@@ -36,8 +36,8 @@ def test_views_of_the_day_are_read_right() -> None:
 
 
 def test_networks_of_the_day_are_planned_for_an_h200() -> None:
-    """Wide ones, whose channels tensor cores can load. PyTorch computes the plans on the CPU, in fp32 for both types:
-    rounding decides nothing."""
+    """Wide networks, whose channels tensor cores can load. PyTorch computes the plans on the CPU, in fp32 for both
+    dtypes: rounding has no influence."""
     found = [
         failure
         for kind, count in (("network", 4), ("training", 1))
@@ -72,7 +72,7 @@ def test_a_failure_prints_the_network_and_how_to_repeat_it(
 
 @pytest.mark.parametrize("kind", ["network", "training"])
 def test_a_slightly_wrong_operator_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one element of each image, off by a hundredth: far less than an index that is off by one."""
+    """Change one element of each image by a hundredth: far less than an off-by-one index would."""
     real = Conv2d.compute
 
     def wrong(self: Conv2d, node: Any, inputs: Any) -> torch.Tensor:

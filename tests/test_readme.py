@@ -1,4 +1,4 @@
-"""The documentation is executed, compared with the sources it quotes and with the records it tabulates."""
+"""The documentation is executed, and compared with the sources it quotes and the records it tabulates."""
 
 from __future__ import annotations
 
@@ -54,17 +54,18 @@ for name in sys.argv[1:]:
         os.chdir("/")
 sys.exit(failed)
 """
-"""Runs the blocks of each page in order, in one namespace per page and a folder of its own; lines are the page's."""
+"""Run the blocks of each page in order, in one namespace per page and a separate folder; line numbers are the
+page's."""
 
 
 def test_the_tutorials_run() -> None:
-    """In one process: importing costs more than running them."""
+    """In one process: importing takes longer than running them."""
     assert all(blocks(page.read_text(), "python") for page in TUTORIALS)
     done = fresh.python("-c", RUN_PAGES, *map(str, TUTORIALS), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
 
 
-def test_generated_tables_are_what_the_records_say() -> None:
+def test_generated_tables_match_the_records() -> None:
     stale = tables.stale(ROOT / "results", ROOT)
     assert not stale, f"{[str(path) for path in stale]} are out of date; run: escalade report tables"
 
@@ -79,7 +80,7 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_the_readme_is_one_page() -> None:
-    rows = README.count("\n| ") - 2  # those that are not measured yet may come
+    rows = README.count("\n| ") - 2  # rows without a measurement may be added
     shown = [
         line for line in README.splitlines() if not re.match(r"\[.*\]: ", line)
     ]  # not addresses of links
@@ -87,7 +88,7 @@ def test_the_readme_is_one_page() -> None:
 
 
 def test_the_readme_has_one_table_and_two_plots() -> None:
-    """The table is generated: a figure that is typed by hand has no record behind it."""
+    """The table is generated: a hand-written figure has no record."""
     begin, end = tables.markers(tables.NETWORKS)
     before, _, rest = README.partition(begin)
     block, _, after = rest.partition(end)

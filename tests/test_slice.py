@@ -1,4 +1,4 @@
-"""The slice that the date chooses: the same for a date, another for another, and failures that can be repeated."""
+"""The slice chosen by the date: reproducible per date, different between dates, and failures can be repeated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_plans_of_networks_are_a_source_of_pieces() -> None:
         assert problem.batch <= 3 and piece.config < len(operation.ladder.rung(piece.rung).configs(problem))
 
 
-def test_a_failure_says_how_to_repeat_it(
+def test_a_failure_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slice, "pieces", lambda seed: iter([PIECE, PIECE]))

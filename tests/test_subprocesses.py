@@ -1,4 +1,4 @@
-"""Other programs: where they are found, and what of this process they get to see."""
+"""Other programs: where they are found, and which state of this process they inherit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_program_of_the_current_folder_is_run(
         assert "here" in subprocesses.output("ls")
 
 
-def test_what_is_not_there_or_fails_or_hangs_says_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_missing_failing_or_hanging_program_returns_nothing(tmp_path: pathlib.Path) -> None:
     assert subprocesses.output("no such program") == ""
     assert subprocesses.output(script(tmp_path / "fails", "echo text; exit 3")) == ""
     assert subprocesses.output(script(tmp_path / "hangs", "exec sleep 60"), timeout=0.2) == ""
@@ -67,10 +67,10 @@ def test_headers_of_the_environment_are_not_read(
         ("LD_RUN_PATH", "{folder}"),
     ],
 )
-def test_the_environment_does_not_change_what_the_compiler_does(
+def test_the_environment_does_not_affect_the_compiler(
     name: str, value: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has a linker and an assembler that do something else."""
+    """The folder contains a fake linker and assembler."""
     folder = tmp_path / "trap"
     folder.mkdir()
     for program in ("as", "ld", "collect2", "cc1plus"):
@@ -109,10 +109,8 @@ def test_a_full_disk_is_not_taken_for_an_error_in_the_source() -> None:
         toolchain.run(["-S", "x.cpp", "-o", "/dev/null"], "a test", {"x.cpp": "int main() {"})
 
 
-def test_git_is_not_told_what_to_do_by_the_environment(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record's commit is that of the package, in whatever repository the caller is."""
+def test_git_ignores_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record's commit is that of the package, whatever repository the caller is in."""
     if subprocesses.find_program("git") is None:
         pytest.skip("there is no git here")
     subprocesses.run(["git", "init", "-q", tmp_path / "other"])

@@ -1,4 +1,4 @@
-"""The model for Triton Inference Server under examples/: by the interface that a server calls, and on a server."""
+"""The model for Triton Inference Server under examples/: by the server's Python interface, and on a server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def images() -> np.ndarray:
 
 
 class Tensor:
-    """What is used of `triton_python_backend_utils.Tensor`."""
+    """The parts of `triton_python_backend_utils.Tensor` that the model uses."""
 
     def __init__(self, name: str, value: torch.Tensor) -> None:
         self.name, self.value = name, value
@@ -65,7 +65,8 @@ class Tensor:
 
 
 class StandIn(types.ModuleType):
-    """What is used of `triton_python_backend_utils`, which exists inside a server alone: requests are dictionaries."""
+    """The parts of `triton_python_backend_utils` that the model uses; it exists inside a server only. Requests are
+    dictionaries."""
 
     TritonError = RuntimeError
 
@@ -129,7 +130,7 @@ def test_requests_are_one_call_and_each_gets_its_part(
 
 @contextmanager
 def serving(program: str, repository: pathlib.Path) -> Iterator[str]:
-    """A server's address. Its Python may be another and have its packages elsewhere: it is shown where these are."""
+    """Return a server's address. Its Python may be another one, so it gets the path of our packages."""
     version = repository / "escalade" / "1"
     (version / "model.py").rename(version / "served.py")
     places = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]

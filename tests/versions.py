@@ -1,6 +1,6 @@
-"""`make test-versions`: tests of what depends on other packages, with the oldest and the newest that we allow.
+"""`make test-versions`: tests that depend on other packages, with their oldest and newest supported versions.
 
-Each set of versions gets a virtual environment of its own, which is removed afterwards: PyTorch for CUDA takes seven
+Each set of versions gets a separate virtual environment, which is removed afterwards: PyTorch for CUDA takes seven
 gigabytes. Further requirements replace those of pyproject.toml: `python -m tests.versions newest torch==2.11.0`.
 """
 

@@ -1,4 +1,4 @@
-"""The command `bench`: a network beside its peers."""
+"""`escalade bench`: a network and its peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from escalade.commands.progress import status
 from escalade.device import host_memory
 
 PICTURES = (".png", ".svg", ".pdf")
-"""Those of `escalade_bench.report.plots`, which imports PyTorch."""
+"""File types of `escalade_bench.report.plots`, repeated here because that module imports PyTorch."""
 
 
 def command(
@@ -66,7 +66,7 @@ def command(
     seconds: Annotated[float, duration("Seconds to time each system.")] = 0.3,
     budget: Annotated[
         float | None,
-        duration("Seconds after which torch.compile is not started any more.", show_default="no limit"),
+        duration("Time budget in seconds for starting further torch.compile runs.", show_default="no limit"),
     ] = None,
     phases: Annotated[bool, typer.Option(help="Time one image from naive kernels to the engine.")] = True,
     stream: Annotated[bool, typer.Option(help="Also stream uint8 images from host memory.")] = False,
@@ -74,7 +74,7 @@ def command(
         int | None,
         count("--size", help="Side of a ResNet's images.", most=MAX_SIDE, show_default="224"),
     ] = None,
-    seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random weights and images.")] = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,
     plot: Annotated[

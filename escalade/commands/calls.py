@@ -1,4 +1,4 @@
-"""The command `calls`: the CPU time of calling an operator, beside PyTorch's."""
+"""`escalade bench calls`: the CPU time of operator calls, and PyTorch's."""
 
 from __future__ import annotations
 

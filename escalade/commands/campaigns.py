@@ -62,7 +62,9 @@ def parse_budget(text: str | None) -> float | None:
         return None
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     if parts is None or parts[2] not in _SECONDS:
-        raise typer.BadParameter(f"{text!r} is no time; write 540, 540s, 9m or 1h", param_hint="--budget")
+        raise typer.BadParameter(
+            f"{text!r} is not a duration; write 540, 540s, 9m or 1h", param_hint="--budget"
+        )
     return float(parts[1]) * _SECONDS[parts[2]]
 
 
@@ -88,7 +90,7 @@ def measure_units(
     try:
         left = Campaign(session, architecture, origin, keep, _plain(console)).run(stale, Clock(limit))
     except KeyboardInterrupt:
-        console.print("stopped; what was measured is filed, and the next run goes on from there")
+        console.print("stopped; finished measurements are saved, and the next run continues from there")
         raise typer.Exit(130) from None
     finally:
         store.file_away(results, ceiling_records(session, origin))

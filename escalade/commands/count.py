@@ -1,4 +1,4 @@
-"""The command `count`: what rungs ask of memory and of each unit, as the twin counts it."""
+"""`escalade profile count`: memory traffic and unit usage of rungs, counted by the twin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
     """Count the memory traffic and unit usage of every rung on the twin. Needs no GPU.
 
     Results are verified too. Without --problem: the first of the operation's small problems; without --dtype: the
-    operation's first, and for a rung that does not take it the first that it takes.
+    operation's first, or the first that a rung supports.
     """
     import torch
 

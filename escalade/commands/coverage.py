@@ -1,4 +1,4 @@
-"""The command `coverage`: every network of a module, compiled or why not, right, and beside PyTorch."""
+"""`escalade bench coverage`: compile, verify and time every network of a module."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(
     budget: Annotated[
         float | None,
         duration(
-            "Seconds for the whole run: no network is begun that would not end in time; the rest is reported.",
+            "Time budget in seconds: no network is started that would exceed it; the rest is reported.",
             show_default="no limit",
         ),
     ] = None,
@@ -73,7 +73,7 @@ def command(
         bool, typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200.")
     ] = True,
     device: NetworkOn = None,
-    seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random weights and images.")] = 0,
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
@@ -124,7 +124,7 @@ def command(
         run.console.print(escape(f"{part.title}: {part.summary()}"))
     if left:
         run.console.print(
-            f"[yellow]not measured:[/] {len(left)} of {counted(len(found), 'network')}, for want of time or after an "
+            f"[yellow]not measured:[/] {len(left)} of {counted(len(found), 'network')}, for lack of time or after an "
             f"error. The rest: --only {escape(repr(left_over(list(left.values()))))}"
         )
     run.end()

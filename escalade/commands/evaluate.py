@@ -1,4 +1,4 @@
-"""The command `evaluate`: a ResNet's right answers on labelled images, in each dtype."""
+"""`escalade evaluate`: a ResNet's accuracy on labeled images, per dtype."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def command(
     from escalade_bench.report.pages import networks
 
     if network not in NETWORKS:
-        raise UnsupportedError(f"there is no network {network!r} to evaluate; there is {', '.join(NETWORKS)}")
+        raise UnsupportedError(f"there is no network {network!r} to evaluate; known: {', '.join(NETWORKS)}")
     dtypes = listed(dtype) or DTYPES
     for each in dtypes:
         require_dtype(each)

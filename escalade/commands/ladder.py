@@ -1,4 +1,4 @@
-"""The command `ladder`: rungs verified, then timed beside their peers."""
+"""`escalade ladder`: rungs are verified, then timed together with their peers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def command(
         dtypes = dtypes or chosen.dtypes[:1]  # g++ compiles every rung for every dtype first
         run.console.print(
             f"On the twin, in {', '.join(dtypes)}: results are checked, and wall-clock seconds of the CPU "
-            "shown; [yellow]they are no speeds.[/]"
+            "shown; [yellow]they are not speeds.[/]"
         )
     planned = replace(selection, dtypes=dtypes).jobs(chosen, where, problems, tune)
     selection.require_work(planned, "measure")

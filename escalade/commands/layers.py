@@ -1,4 +1,4 @@
-"""The command `layers`: single convolutions beside their peers."""
+"""`escalade bench layers`: single convolutions and their peers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def command(
         run.console.print(f"fp8 over our own fp16: {mean:.3f}× in the geometric mean")
     if not run.records:
         raise UnsupportedError(
-            "none of these layers can be done here, so nothing was measured; the notes say why"
+            "no rung or peer supports these layers here, so nothing was measured; see the notes"
         )
     of_peers = Counter(f"{r.system}: {r.failure}" for r in run.records if r.failure and r.is_peer)
     for why, count in of_peers.items():

@@ -1,4 +1,4 @@
-"""The command `measure`: run the units of the campaign that are missing or no longer current, within a budget."""
+"""`escalade measure`: run the units of the campaign that are missing or stale, within a time budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time budget, such as 540, 9m or 1h: no unit is begun that would not end in time."),
+        typer.Option(help="Time budget, such as 540, 9m or 1h: no unit is started that would exceed it."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure current units too, and all peers.")] = False,
     check: Annotated[
@@ -46,14 +46,14 @@ def command(
     results: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
     gpu: Annotated[
         str | None,
-        typer.Option(help="Folder of the card that --check, --mark and --list are about."),
+        typer.Option(help="Folder of the card for --check, --mark and --list."),
     ] = None,
 ) -> None:
     """Re-run benchmarks that are missing or no longer current, within a time budget.
 
-    A figure is current while the plan and the machine code that ran for it are what would run today. Records are filed
-    as they are made: a run that is stopped, by its budget or by Ctrl-C, goes on where it was. A peer is not measured
-    again with the same driver, PyTorch, CUDA and cuDNN. --check needs no GPU.
+    A figure is current while its plan and machine code equal those that would run today. Records are saved immediately,
+    so a run that was stopped by its budget or by Ctrl-C can be resumed. A peer is only measured again with another
+    driver, PyTorch, CUDA or cuDNN. --check needs no GPU.
     """
     import torch
 
@@ -96,7 +96,7 @@ def command(
         raise typer.Exit(1 if any(state.stale for state in found) else 0)
     if not here:
         raise UnsupportedError(
-            "measuring takes a GPU, and there is none; --check, --mark and --list need none"
+            "measuring needs a GPU, and there is none; --check, --mark and --list need none"
         )
     print_summary(found, console)
     measure_units(ordered(found), architecture, limit, results, console)

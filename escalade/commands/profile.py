@@ -1,4 +1,4 @@
-"""The command `profile`: counters or times of kernels, and a diagnosis."""
+"""`escalade profile`: counters or times of kernels, and a diagnosis."""
 
 from __future__ import annotations
 

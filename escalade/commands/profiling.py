@@ -63,7 +63,7 @@ class Asked:
             raise UnsupportedError(f"--training supports {', '.join(TASKS)}")
         if given and self.target not in ops.OPERATIONS:
             raise UnsupportedError(
-                f"{', '.join(given)}: only operations have that, and {self.target} is none; there is "
+                f"{', '.join(given)}: only for operations, and {self.target} is not one; known: "
                 f"{', '.join(ops.OPERATIONS)}"
             )
         if self.target not in ops.OPERATIONS and not self.training and not is_network(self.target):
@@ -76,7 +76,7 @@ class Asked:
 
 
 def chosen(asked: Asked, device: torch.device) -> Choice:
-    """Choose the rung, and the first dtype and layout that it supports of those that are asked for."""
+    """Choose the rung, and the first requested dtype and layout that it supports."""
     operation = ops.operation(asked.target)
     defaults = operation.problems if device.type == "cuda" else operation.small_problems
     problem: Any = operation.parse(asked.problem) if asked.problem else defaults[0]
@@ -106,14 +106,14 @@ def target_of(asked: Asked) -> Target:
     program = engine.program(*inputs)
     if not isinstance(program, KernelProgram):
         raise UnsupportedError(
-            "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
+            "this plan does not run as one graph of kernels: PyTorch computes it or most of it"
         )
     copies = "inputs brought in", "copy", PYTORCH, lambda: copy_inputs(program, inputs)
     return of_plan(_title(asked, engine.dtype), program, device, copies)
 
 
 def works_of(asked: Asked) -> tuple[str, list[Work]]:
-    """Return the title and the work of a target for the twin; its plan is that of the CPU, without compiling."""
+    """Return title and work of a target for the twin, whose plan needs no compilation."""
     device = torch.device("cpu")
     if asked.training:
         step, _, dtype = _step(asked, device)
@@ -132,7 +132,7 @@ def _title(asked: Asked, dtype: str) -> str:
 
 
 def _step(asked: Asked, device: torch.device) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], str]:
-    """Make a step as `escalade train` does, a batch of synthetic images, and its dtype."""
+    """Create a step as `escalade train` does, a batch of synthetic images, and its dtype."""
     task = task_of(asked.target)
     given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
     wanted = settings_of(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)

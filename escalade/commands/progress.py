@@ -1,4 +1,4 @@
-"""Progress bars and status lines on the terminal, and files that a command writes besides."""
+"""Progress bars and status lines on the terminal, and additional output files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def counted_progress(console: Console, what: str, total: int) -> Iterator[tuple[
 
 
 def announce(console: Console, work: str, seconds: float, less: str) -> None:
-    """Print what begins and how long it should take, unless that is short; `less` says how to do less."""
+    """Announce work and its estimated duration, unless it is short; `less` suggests how to reduce it."""
     if seconds >= _LONG_SECONDS:
         console.print(
             escape(f"{work}: about {format_duration(seconds)}. {less}"), highlight=False, soft_wrap=True

@@ -1,4 +1,4 @@
-"""The command `report`: all records as one HTML file."""
+"""`escalade report`: all records as one HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a measuring command: stamp and file records as they are made, then print them with their failures."""
+"""State of a measuring command: stamp and save records immediately, and print them with their failures at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Run:
         return self.ceilings
 
     def keep(self, records: Iterable[Record]) -> list[Record]:
-        """Stamp and file records immediately, so that an interrupted run does not lose them."""
+        """Stamp and save records immediately, so that an interrupted run does not lose them."""
         stamped = [record.stamped(self._origin) for record in records]
         self.records += stamped
         if self.json:
@@ -85,7 +85,7 @@ class Run:
                 self.console.print(f"[red]failed:[/] {escape(terminal.failure(record))}")
 
     def end(self) -> None:
-        """File the ceilings; exit with status 1 if a record of ours is a failure."""
+        """Save the ceilings; exit with status 1 if a record of ours is a failure."""
         if self.ceilings and self.results:
             store.file_away(self.results, [r.stamped(self._origin) for r in card.records(self.ceilings)])
         failed = sum(bool(record.failure) and not record.is_peer for record in self.records)

@@ -135,7 +135,7 @@ class Selection:
 
 
 def first_of_each_rung(planned: list[verification.VerificationJob]) -> list[verification.VerificationJob]:
-    """Every rung on each problem and layout, in the first dtype that it takes: the others differ in bytes alone."""
+    """Return every rung on each problem and layout, in the first supported dtype: the others differ only in bytes."""
     kept: dict[tuple[str, str, str], verification.VerificationJob] = {}
     for job in planned:
         key = (job.problem.name, job.problem.layout, job.rung.name)

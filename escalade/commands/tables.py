@@ -1,4 +1,4 @@
-"""The command `tables`: the generated parts of README.md and docs."""
+"""`escalade report tables`: the generated parts of README.md and docs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     if check:
         stale = generated.stale(results, root)
         for path in stale:
-            typer.echo(f"{path} is not what results/ says; run: escalade report tables")
+            typer.echo(f"{path} is out of date; run: escalade report tables")
         raise typer.Exit(1 if stale else 0)
     for path in generated.write(results, root):
         typer.echo(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""The stations of `escalade demo`."""
+"""The steps of `escalade demo`."""
 
 from __future__ import annotations
 

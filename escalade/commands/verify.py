@@ -1,4 +1,4 @@
-"""The command `verify`: every rung on every problem, against the reference."""
+"""`escalade verify`: every rung on every problem, against the reference."""
 
 from __future__ import annotations
 

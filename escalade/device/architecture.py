@@ -1,4 +1,4 @@
-"""The GPU architectures that kernels are compiled for, and the features that rungs and cards ask for.
+"""The GPU architectures that kernels are compiled for, and the features that rungs and cards query.
 
 A new architecture is one more object here, and the kernels that only it can run.
 """

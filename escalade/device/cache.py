@@ -38,7 +38,7 @@ _MAGIC = b"\0escalade: sha256 of name, file:"  # 32 bytes, followed by the 32 of
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # tells backup programs to skip it: bford.info/cachedir
-    "# Kernels compiled by Escalade. Everything here can be deleted: it is made again when it is needed.\n"
+    "# Kernels compiled by Escalade. Everything here can be deleted: it is rebuilt on demand.\n"
 )
 _ENTRY = re.compile(r"[0-9a-f]{40}\.(bin|so|gch|run)")
 _LOCK = re.compile(_ENTRY.pattern + r"\.lock")
@@ -406,7 +406,7 @@ def _build_entry(folder: pathlib.Path, name: str, make: Callable[[pathlib.Path],
 def _seal(path: pathlib.Path) -> None:
     with path.open("r+b") as file:
         status = os.fstat(file.fileno())
-        # Reading is up to the umask; nobody else may write, because entries are executed.
+        # The umask decides who may read; only the owner may write, because entries are executed.
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
         digest = _hash(file, path.name, status.st_size)
         file.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Minimal ELF64 reader: symbols and segment sizes of the twin's libraries, and digests of machine code.
 
 Digests are equal for two cubins that execute the same instructions. NVRTC writes line tables, symbol names and build
-information beside the instructions. A comment, a renamed function or another path changes those and not what the GPU
+information beside the instructions. A comment, a renamed function or another path changes those but not what the GPU
 executes, so a digest covers the instructions and constants alone.
 """
 
@@ -53,10 +53,10 @@ class _Section(NamedTuple):
     kind: int
     address: int
     offset: int
-    """Place of its contents in the file."""
+    """File offset of its contents."""
     size: int
     link: int
-    """For a table of symbols: the number of the section with their names."""
+    """For a symbol table: index of the section with the names."""
 
 
 def read(path: pathlib.Path) -> Library:

@@ -17,7 +17,7 @@ def untrusted_reason(folder: pathlib.Path) -> str:
     """Return why others could change or replace a folder; empty if they could not. The path must have no symlinks.
 
     In a sticky folder only owners remove and rename files, so write access to it is harmless. Folders that contain
-    this package are trusted: whoever can write there can change the code anyway.
+    this package are trusted: a user who can write there can change the code anyway.
     """
     for place in (folder, *folder.parents):
         if place in _PACKAGE_PARENTS:

@@ -1,4 +1,4 @@
-"""CUDA streams with a single user, and events that mark how far a stream has come.
+"""CUDA streams with a single user, and events that mark their progress.
 
 PyTorch hands out its streams round-robin from a pool of 32. Two users of the same stream would capture each other's
 work into their CUDA graphs.
@@ -20,7 +20,7 @@ _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _MOST = 32  # compute streams created for new threads; beyond that, any free one is reused
 _lock = threading.Lock()
 _Kind = tuple[int, bool]
-"""Device index, and whether PyTorch's operators run on the stream."""
+"""Device index, and True if PyTorch's operators run on the stream."""
 _free: defaultdict[_Kind, dict[int, int]] = defaultdict(dict)
 """Free streams, each with the thread that used it last. Never destroyed: PyTorch's allocator keeps querying them."""
 _created: Counter[_Kind] = Counter()

@@ -157,11 +157,11 @@ def _share_bytes(
 
 
 def _touched(shape: Sequence[int], strides: Sequence[int], width: int, size: int) -> torch.Tensor:
-    """A flag per byte: True where an element of `width` bytes is stored."""
+    """Return a flag per byte: True where an element of `width` bytes is stored."""
     flags = torch.zeros(size, dtype=torch.bool, device="cpu")
     steps = [stride * width for stride in strides]
     kept = [
         (length, step) for length, step in zip(shape, steps, strict=True) if step
-    ]  # written once is enough
+    ]  # repeated elements need a single write
     flags.as_strided((*(length for length, _ in kept), width), (*(step for _, step in kept), 1)).fill_(True)
     return flags

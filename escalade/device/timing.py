@@ -34,7 +34,7 @@ _LEAST_SAMPLES, _PRECISION = 9, 0.01
 
 
 class Turn(Protocol):
-    """The right to use the GPU, among processes that share it."""
+    """Exclusive use of a GPU that several processes share."""
 
     def take(self) -> None: ...
     def give_back(self) -> None: ...
@@ -49,21 +49,21 @@ _turn: Turn | None = None
 _sections = 0
 _silent_sections = 0
 _turn_taken_in = 0
-"""Depth of the section that has the turn; 0 if none has."""
+"""Nesting depth of the section that holds the GPU; 0 if none does."""
 
 
 def take_turns(turn: Turn | None) -> None:
-    """Let this process share the GPU with others: sections then wait for their turn."""
+    """Register this process as sharing the GPU: its exclusive sections then wait for the others'."""
     global _turn
     _turn = turn
 
 
 @contextlib.contextmanager
 def on_gpu(*, lazily: bool = False) -> Iterator[None]:
-    """Let no other process enter a section of its own: for searches among kernels, and for work that fills the GPU.
+    """Enter a section that excludes those of other processes: for kernel searches, and work that fills the GPU.
 
-    The others go on compiling and planning. Sections may be nested; the turn ends with the section that began it. With
-    `lazily` that is where `begin_turn` is called.
+    Other processes keep compiling and planning. Sections may be nested; the GPU is released at the end of the section
+    that acquired it. With `lazily` it is only acquired when `begin_turn` is called.
     """
     global _sections, _turn_taken_in
     _sections += 1
@@ -80,7 +80,7 @@ def on_gpu(*, lazily: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """Run alone: the other processes are stopped within the block, which times something."""
+    """Stop the other processes while the block runs: it times something."""
     global _silent_sections
     with on_gpu():
         _silent_sections += 1
@@ -95,7 +95,7 @@ def exclusive() -> Iterator[None]:
 
 
 def begin_turn() -> None:
-    """Wait for the turn of the enclosing section; without one, or in a process that is alone, go on."""
+    """Acquire the GPU for the enclosing section; do nothing without one, or if the process is the only one."""
     global _turn_taken_in
     if _turn is not None and _sections and not _turn_taken_in:
         _turn.take()
@@ -103,7 +103,7 @@ def begin_turn() -> None:
 
 
 def takes_turns() -> bool:
-    """Return whether other processes use the GPU at the same time."""
+    """Return True if other processes use the GPU at the same time."""
     return _turn is not None
 
 

@@ -237,7 +237,7 @@ class _BoundModule(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _BoxedNumber:
-    """Stands in for a tensor that holds one number."""
+    """Placeholder for a tensor that holds one number."""
 
     number: float
 

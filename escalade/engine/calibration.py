@@ -42,7 +42,7 @@ class Calibration:
             "bias_correction": self.bias_correction is not False,
         }  # fmt: skip
         for name in (name for name, is_given in given.items() if is_given and dtype not in QUANTIZED):
-            raise UnsupportedError(f"{name} is for dtype int8 or fp8; {dtype} quantizes nothing")
+            raise UnsupportedError(f"{name} is for dtype int8 or fp8; {dtype} is not quantized")
         if self.method not in METHODS:
             raise UnsupportedError(
                 f"calibration_method={self.method!r}: pass one of {', '.join(map(repr, METHODS))}"
@@ -72,9 +72,7 @@ class Calibration:
         kept = [layer for layers in self.keep.values() for layer in layers]
         for layer in kept:
             if not any(is_kept(node, [layer]) for node in fused):
-                raise UnsupportedError(
-                    f"keep names {layer!r}, which is no layer of the model that the engine computes"
-                )
+                raise UnsupportedError(f"keep names {layer!r}, which is not a layer that the engine computes")
         batches: list[list[torch.Tensor]] = []
         if isinstance(self.batches, str | os.PathLike):
             graph.ranges, graph.means = read_ranges(self.batches, fused, dtype)
@@ -98,7 +96,7 @@ class Calibration:
     def _keep_costly(
         self, graph: Graph, fused: Graph, dtype: str, batches: list[list[torch.Tensor]], device: torch.device
     ) -> None:
-        """Keep the layers in 16 bits that cost the most accuracy, as few as `accuracy` allows."""
+        """Keep the fewest layers in 16 bits that `accuracy` allows, starting with those that cost the most."""
         assert self.accuracy is not None
         trial = Sensitivity(fused, dtype, batches, device)
         costs = trial.costs(lambda items, what, total: tracked(items, what, total, self.progress))
@@ -154,11 +152,11 @@ def read_ranges(
         )
     for value in values:
         if not is_real(value.range) or value.range < 0 or not all(map(is_real, value.means)):
-            raise UnsupportedError(f"{path}: the range of {value.name} is no number of at least 0")
+            raise UnsupportedError(f"{path}: the range of {value.name} is not a number >= 0")
     unknown = sorted({value.name for value in values} - {node.name for node in fused})
     if unknown:
         raise UnsupportedError(
-            f"{path} has a range for {unknown[0]}, which is no value of this network; compile with calibration=batches"
+            f"{path} has a range for {unknown[0]}, which this network does not have; compile with calibration=batches"
         )
     ranges = {value.name: value.range for value in values} | {KEPT + layer: 0.0 for layer in found.kept}
     return ranges, {value.name: tuple(value.means) for value in values if value.means}

@@ -1,4 +1,4 @@
-"""What calibration chose for the layers of a quantized engine."""
+"""Report of calibration's choices for the layers of a quantized engine."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from escalade.errors import OutOfMemory
 logger = logging.getLogger("escalade")
 _NEVER_CALLED = -(2**62)
 _RECENT_CALLS_PER_SET = 4
-"""A set that was not used in the last this many calls, times the number of sets, may move to another stream."""
+"""A set may move to another stream if it was not used in the last `this × number of sets` calls."""
 
 
 class Calls(Protocol):
@@ -89,8 +89,8 @@ class _BufferSet:
 
 
 class BufferedCalls:
-    """Calls of a program with buffers. Calls on one stream share a set; calls on other streams overlap in up to `limit`
-    sets, and beyond that wait for each other.
+    """Calls of a program with buffers. Calls on one stream share a set. Calls on different streams overlap in up to
+    `limit` sets; further calls wait for a set.
 
     A set is created when a call on a new stream finds all others busy or recently used. Streams that alternated on one
     set would have to rebind the graph's kernels to their own tensors at every call.

@@ -94,7 +94,7 @@ def check_sizes(graph: Graph, batch: int) -> None:
 
 
 def _canonical(dtype: torch.dtype) -> torch.dtype:
-    """Map all floating dtypes but float64 to float32: they stand for the plan's own dtype."""
+    """Map all floating dtypes but float64 to float32: both mean the plan's own dtype."""
     return torch.float32 if dtype.is_floating_point and dtype is not torch.float64 else dtype
 
 

@@ -79,7 +79,7 @@ def compile(
         calibration_method: How a range follows from what was measured: "max" (the largest magnitude), "percentile" (of
             99.99% of the elements), "mse" (the least mean squared error) or "entropy" (the least Kullback-Leibler
             divergence). See `engine.calibration_report()`.
-        keep: Layers that are not quantized, such as {"fp16": ["conv1", "layer4"]}; a name includes the layers inside.
+        keep: Layers that are not quantized, such as {"fp16": ["conv1", "layer4"]}; a name includes its submodules.
         accuracy: Least agreement with fp32 on the calibration batches, such as 0.99; the layers that cost the most
             accuracy then stay in 16 bits, too. For a classifier it is the share of equal classes, for other results
             one less their relative error.
@@ -223,7 +223,7 @@ def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
 def _checked_list(
     name: str, values: Iterable[Any], wanted: str, each: str, holds: Callable[[Any], bool]
 ) -> list[Any]:
-    """Return an argument as a list; raises UnsupportedError if it is none, or has a value that is no `each`."""
+    """Return an argument as a list; raises UnsupportedError if it is not a list of `each`."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise UnsupportedError(f"{name}={values!r}: pass a list of {wanted}")
     found = list(values)

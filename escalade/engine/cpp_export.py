@@ -343,7 +343,7 @@ class _PlanWriter:
 
 
 def _require_kernels(plan: Plan) -> None:
-    """Refuse plans with PyTorch steps, which need Python."""
+    """Reject plans with PyTorch steps, which need Python."""
     steps = [step for step in plan.steps if step.in_pytorch]
     if not steps:
         return

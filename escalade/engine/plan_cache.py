@@ -53,7 +53,7 @@ from escalade.terminal_text import counted
 logger = logging.getLogger("escalade")
 
 MAX_SIGNATURES = 64
-"""Limit for guarded inputs: there is no end of different strides."""
+"""Limit for guarded inputs: the number of different strides is unbounded."""
 InputSignature = tuple[Any, ...]
 """Shape, dtype, device and strides of the one tensor of a call."""
 
@@ -110,6 +110,7 @@ class PlanCache:
         found = self.cached.get(key)
         if found is None:
             with self._planning:
+                # Another thread may have created it while this one waited for the lock.
                 found = self.cached.get(key) or self._create(key, tensors)
         found.last_use = next(self.uses)
         if signature is not None:

@@ -23,7 +23,7 @@ logger = logging.getLogger("escalade")
 
 SUFFIX = ".pt2"
 SUFFIXES = (SUFFIX, ONNX_SUFFIX)
-"""Endings of the files that models are read from."""
+"""Suffixes of the files that models are read from."""
 MODEL_FILES = f"a {SUFFIX} file from torch.export, an {ONNX_SUFFIX} file, a folder with {CONFIG} and weights"
 """Files that models are read from, to complete a sentence with."""
 _STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
@@ -48,7 +48,7 @@ class ModelFile:
 
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Return True if a path has the form of a model: the ending of its file, or a folder."""
+    """Return True if a path can be a model: a file with a known suffix, or a folder."""
     return pathlib.Path(path).suffix in SUFFIXES or os.path.isdir(path)
 
 
@@ -82,7 +82,7 @@ def read_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     try:
         with muted(torch.export.__name__):
             return torch.export.load(file)
-    except Exception as error:  # PyTorch's reader raises all kinds
+    except Exception as error:  # PyTorch's reader raises exceptions of many types
         raise UnsupportedError(
             f"{file} was not written by torch.export.save, or is damaged: {first_line(error)}"
         ) from error

@@ -13,7 +13,7 @@ from rich.text import Text
 from escalade.narrow_tables import Table, as_text
 
 Columns = Mapping[str, Callable[[Any], str]]
-"""The cell of a step by the head of its column."""
+"""The cells of a step by column head."""
 _CELL = "padding:2px 8px;text-align:{align};white-space:nowrap"
 _BAR = "display:inline-block;height:0.7em;background:#2f6db5;width:{width:.1f}px"
 _BAR_PIXELS = 160.0

@@ -182,7 +182,7 @@ def _like(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 def _require_same(old: Graph, new: Graph) -> None:
-    """Refuse weights with which the passes produce another graph: zeros or equal numbers may be part of kernels."""
+    """Reject weights that lead to another graph: zeros or equal numbers may be compiled into kernels."""
     if _structure(old) == _structure(new) and old.nodes == new.nodes:
         return
     changed = [node for node in (*new, *old) if old.nodes.get(node.name) != new.nodes.get(node.name)]

@@ -50,7 +50,7 @@ def _from_timm(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[nn.Modu
         arguments.setdefault("num_classes", config["num_classes"])
     try:
         model = timm.create_model(config["architecture"], pretrained=False, **arguments)
-    except Exception as error:  # timm raises all kinds for names and arguments that it does not know
+    except Exception as error:  # timm raises exceptions of many types for unknown names and arguments
         raise UnsupportedError(
             f"timm {timm.__version__} cannot make {printable(config['architecture'])!r} as "
             f"{printable(folder / CONFIG)} describes it: {first_line(error)}"

@@ -93,7 +93,7 @@ def _first(names: list[str], most: int = 3) -> str:
 
 
 class FlatFile:
-    """Sequential reader of int32 counts, each followed by that many float32 values.
+    """Sequential reader of blocks: an int32 count, then `count` float32 values.
 
     Raises UnsupportedError if the file is too short or too long.
     """

@@ -137,7 +137,7 @@ def _check(p: AdaptiveAvgPool2dProblem) -> None:
 
 
 SCALE = Buffer("scale", optional=True)
-"""Of a quantized x."""
+"""Scale of a quantized x."""
 
 
 # --- rung lanes: several lanes of a warp share a window

@@ -67,8 +67,8 @@ class AttentionProblem(Named):
     causal: bool = False
     """Query i reads keys 0 to i."""
     bias: tuple[int, ...] = ()
-    """Sizes of what is added to the scores: [batch][heads][queries][keys], each whole or 1; of the batch any number,
-    repeated. Empty without a bias."""
+    """Sizes of the bias: [batch][heads][queries][keys], each full or 1; a batch of any other size repeats. Empty
+    without a bias."""
     bias_row: int = 0
     """Elements per row of the bias, which may be padded; 0: its keys."""
     q_at: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class AttentionProblem(Named):
         self._check_reach()
 
     def _check_reach(self) -> None:
-        """Refuse what kernels cannot count in 32 bits: strides, and CTAs of at least 8 queries."""
+        """Reject strides and grids (CTAs of at least 8 queries) that exceed 32 bits."""
         for role in "qkvy":
             steps = zip(self.sizes(role), self.strides(role), strict=False)
             if any(step >= 2**31 for size, step in steps if size > 1):
@@ -248,7 +248,7 @@ def operands(problem: AttentionProblem, inputs: Tensors) -> tuple[torch.Tensor, 
 
 
 def mask_of(problem: AttentionProblem, inputs: Tensors) -> torch.Tensor | None:
-    """Return what is added to the scores: the bias, and -inf where a causal query reads nothing."""
+    """Return the sum of all score masks: the bias, and -inf where a causal query reads nothing."""
     p, found = problem, inputs.get("bias")
     if found is not None:
         found = found[..., : p.bias[3]]
@@ -312,7 +312,7 @@ class Naive(ThreadsRung[AttentionProblem]):
 
 
 def _refuses_misaligned(rung: str, problem: AttentionProblem, elements: int) -> str | None:
-    """Return why a rung whose accesses are of several elements does not support the problem."""
+    """Return why a rung with vector accesses does not support the problem."""
     numbers = [number for role in "qkv" for number in (problem.offset(role), *problem.strides(role))]
     if math.gcd(*numbers) % elements == 0:
         return None

@@ -116,7 +116,7 @@ def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """Recompute the places of the maxima from x."""
+    """Recompute the argmax places from x."""
     (x,) = ctx.saved_tensors
     size, channels_last, windows = ctx.kept
     grad_x = MAX_POOL2D_BACKWARD(gradient, x, None, size, *windows, False, channels_last, None)
@@ -130,7 +130,7 @@ def _setup_max_pool2d_with_places(
 
 
 def _max_pool2d_with_places_backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    """Places have no gradient, and x need not be saved."""
+    """Argmax places have no gradient, and x need not be saved."""
     (places,) = ctx.saved_tensors
     size, channels_last, windows = ctx.kept
     grad_x = MAX_POOL2D_BACKWARD(gradient, None, places, size, *windows, False, channels_last, None)

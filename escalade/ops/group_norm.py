@@ -117,12 +117,12 @@ class GroupNormProblem(Images, Named):
 MOST_VALUES = 32
 """Most values per thread: each of 1,024 threads has 64 registers."""
 MOST_BF16_VALUES = 24
-"""Most of them in bf16 if there are 1,024 threads: unpacking takes a few registers more than in fp16."""
+"""The same for bf16 with 1,024 threads: unpacking takes a few registers more than in fp16."""
 _THREADS = (128, 256, 512, 1024)
 _STATIC_SHARED = 48 * 1024
 _PAIR_BYTES = 8  # of a mean and its sum of squares
 _SEGMENT_BYTES = 64
-"""Bytes of a pixel per CTA if there are CTAs enough: two sectors."""
+"""Bytes of a pixel per CTA if there are enough CTAs: two sectors."""
 _MERGED = 4096
 """Most pairs that a CTA of the second launch merges: a few per thread."""
 _RESIDENT_THREADS = 1024  # per SM, with some 64 registers each
@@ -132,16 +132,16 @@ together stay in step and hide nothing. From 16 waves of 8 MB on an H200: 134 µ
 clusters of CTAs of 128."""
 _STAGED_REGISTERS = {"fp32": 48, "fp16": 64, "bf16": 64}
 _STAGED_INSTRUCTIONS, _LATENCY = 24, 6
-"""Instructions per element of `staged`, and clocks between two of a thread."""
+"""Instructions per element of `staged`, and clocks between two instructions of one thread."""
 _ENOUGH_BYTES = 48 * 1024
 """Bytes in flight per SM that DRAM's latency times bandwidth needs."""
 _MOST_BLOCKS = 32  # CTAs per SM
 _LEAST_COPY_BYTES = 4  # of cp.async
 _STREAMED_THREADS = 1280  # per SM, with some 48 registers each
 _STREAMED = 1.12
-"""Bytes that `streamed` takes as long as a copy for, per byte of the problem."""
+"""Time of `streamed` relative to a copy of the problem's bytes."""
 _L2_SHARE = 0.5
-"""Fraction of L2 that keeps what is read again; results and other halves of L2 use the rest."""
+"""Fraction of L2 that holds data until it is reread; results and copies for the other L2 partition use the rest."""
 _FIRST = 0.4
 """Fraction of a pause that a single wave costs."""
 
@@ -463,7 +463,7 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
 
 @dataclass(frozen=True)
 class Streamed(Rung[GroupNormProblem, SpanConfig]):
-    """Moments of a row, a group of an image in NCHW, and results of an earlier one that L2 still holds, in turn."""
+    """Alternate: moments of a row (a group of an image in NCHW), and results of an earlier row that L2 still holds."""
 
     def supports(self, problem: GroupNormProblem) -> str | None:
         if problem.layout != "nchw":
@@ -516,7 +516,7 @@ class Streamed(Rung[GroupNormProblem, SpanConfig]):
         return self._blocks(config) * self.card.multiprocessors
 
     def _lag(self, problem: GroupNormProblem, config: SpanConfig) -> int:
-        """Return the rows after which no CTA has to wait: until then all that were in flight have finished."""
+        """Return the distance in rows at which no CTA has to wait: all CTAs of that earlier row have finished."""
         in_turn = 2 * self._shares(problem, config)
         return min(_seen(problem).batch, 1 + ceil_div(self._resident(config), in_turn))
 

@@ -164,7 +164,7 @@ class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
 # Predicted for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at copy rate.
 COLUMNS = Columns(
     "columns",
-    "adjacent rows per lane, whose features the warps of a CTA share and hold in registers; the next are on their way",
+    "adjacent rows per lane, whose features the warps of a CTA share and hold in registers; the next are prefetched",
     below=None,
     predicted_gain=None,
 )
@@ -192,8 +192,8 @@ def registers_configs(
 ) -> tuple[RegistersConfig, ...]:
     """Return ways to hold a row of `row_packs` accesses in registers.
 
-    For many rows those without idle threads first, then with the fewest threads; for few rows with as many as have
-    work. The warps of a row meet at the CTA's barrier; CTAs of narrower rows have `narrow_threads`.
+    Many rows: first those without idle threads, then the fewest threads. Few rows: as many threads as have work. The
+    warps of a row synchronize by the CTA's barrier; CTAs of narrower rows have `narrow_threads`.
     """
     offered: list[tuple[int, RegistersConfig]] = []
     row_threads = 1

@@ -48,7 +48,7 @@ _MASK, _STORED = "_mask", "_stored"
 class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
     """dx of y = max_pool2d(x), from `gradient` (dy) and x; the result is buffer `y`.
 
-    An output's gradient goes to the pixel of its maximum: the first of equal values, the last of NaNs. With `mask` (x
+    An output's gradient is added to its maximum's pixel: the first of equal values, the last of NaNs. With `mask` (x
     is the output of a ReLU) the result is the gradient of the ReLU's input: zero where x is not positive. With
     `stored`, buffer `places` replaces x: the position of each maximum in its window, row-major, in one byte, or 255
     where a ReLU clipped it.

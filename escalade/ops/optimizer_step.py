@@ -371,7 +371,7 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         )  # fmt: skip
 
     def _check(self, problem: OptimizerStepProblem, config: PacksConfig, group: range) -> KernelCall:
-        """Return the launch that looks for gradients that are not finite."""
+        """Return the launch that checks for non-finite gradients."""
         addresses, sizes, chunks = self._table(problem, config, group)
         program = Program.of("optimizer_step/chunks_finite.cu", **self._scope(problem, config, group))
         return kernel_call(program, chunks, config.threads, addresses, sizes, _MEETING)
@@ -636,7 +636,7 @@ def _problem(
 ) -> OptimizerStepProblem:
     if not parameters or len(gradients) != len(parameters):
         raise UnsupportedError(
-            f"{len(parameters)} parameters and {len(gradients)} gradients: pass at least one, and as many of each"
+            f"{len(parameters)} parameters and {len(gradients)} gradients: pass at least one, and equally many of both"
         )
     if len(state) != len(names) * len(parameters) or len(copies) not in (0, len(parameters)):
         raise UnsupportedError(

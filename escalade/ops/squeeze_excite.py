@@ -208,7 +208,7 @@ _IN_FLOAT4 = 4
 _AHEAD = 8
 """Pixels in flight per thread."""
 _ONE_LAUNCH_REGISTERS = 96
-"""Approximate registers per thread, with that many loads in flight."""
+"""Approximate registers per thread, including loads in flight."""
 LANES = 128
 """Thread instructions issued per clock and SM."""
 ROUND_TRIP_US = 1.0

@@ -73,9 +73,9 @@ class TopKProblem(Named):
     def rounding(self) -> float:
         """Error relative to all of y, of which only the probabilities are inexact.
 
-        It is a probability's error, scaled down by how much larger the class indices are. Then a probability that is
-        off by a thousandth is out of bounds, and so is a wrong class. The inputs' logits are STEP apart, which makes
-        the probabilities a geometric sequence, and their classes random.
+        It is a probability's error, scaled down by the magnitude of the class indices. So a probability that is off by
+        a thousandth is out of bounds, and so is a wrong class. The inputs' logits are STEP apart, so probabilities are
+        a geometric sequence.
         """
         shares = [math.exp(-STEP * i) for i in range(min(self.classes, 512))]
         probabilities = math.sqrt(sum((share / sum(shares)) ** 2 for share in shares[: self.k]))

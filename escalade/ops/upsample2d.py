@@ -169,10 +169,10 @@ _STRIP_THREADS = 128
 
 @dataclass(frozen=True)
 class TapPattern:
-    """The pixels that the columns of a thread are made of, if they are the same for all threads."""
+    """Pixels that a thread's columns are interpolated from, if the pattern is the same for all threads."""
 
     span: int
-    """Adjacent pixels; 0 if threads differ."""
+    """Number of adjacent pixels; 0 if threads differ."""
     offsets: str
     """First tap of each column relative to that of the first, separated by commas."""
     aligned: bool = False

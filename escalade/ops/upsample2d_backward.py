@@ -173,14 +173,14 @@ PLANES = (8, 1)
 STAGED_COST, SUMMED_COST = 12, 50
 """Estimates of the instructions per element that is staged, and per pixel that is summed."""
 SECTOR = 8
-"""Elements that a row of the tile costs besides its own, as it begins anywhere in a sector of memory."""
+"""Extra cost of a tile row, in elements: rows are not aligned to memory sectors."""
 _WORD_BYTES = 4
 _TILES = ((16, 16), (8, 32), (4, 32), (8, 16), (8, 8), (4, 8), (1, 32))
 
 
 @dataclass(frozen=True)
 class TileConfig(Config):
-    """The tile of dx that a CTA computes, one pixel per thread, and the planes that it computes it of."""
+    """Tile of dx per CTA, one pixel per thread, and the planes that the CTA computes it for."""
 
     rows: int
     columns: int

@@ -8,7 +8,7 @@ from escalade.errors import EscaladeError, ToolError
 
 
 class LostDevice(EscaladeError):
-    """The GPU answers every call of this process with an error; the message names what ran before."""
+    """The GPU fails every call of this process; the message names the preceding work."""
 
 
 def require_device(device: torch.device, sentence: str) -> None:

@@ -1,1 +1,1 @@
-"""Every figure that README and docs show, as units of work that are measured when they are missing or overtaken."""
+"""Every figure in README and docs, as units of work that are measured if missing or stale."""

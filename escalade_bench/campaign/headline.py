@@ -1,7 +1,7 @@
 """The headline campaign: every figure of README and of the main tables, in the order in which it is measured.
 
-It has to fit into 25 minutes on one H200, in pieces. What matters most comes first, so that a piece that is cut short
-has measured what README shows.
+It has to fit into 25 minutes on one H200, possibly in several sessions. The most important figures come first, so that
+a session that is cut short has measured README's.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from escalade_bench.profile.climb import measure as count_bytes
 FEATURED = "64to64_56_k3s1_b256"
 """The convolution whose climb the docs show from the naive rung to the summit."""
 _LENET = ("1to4_86_k7_b10000_relu_pool2", "4to16_40_k7_b10000_relu_pool4c")
-"""LeNet's convolutions with what follows them, each one kernel."""
+"""LeNet's convolutions, each fused with the layers after it into one kernel."""
 TRAFFIC = {
     ("conv2d", FEATURED, "fp32"): (
         "direct", "input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking", "nhwc", "unrolled",

@@ -64,7 +64,7 @@ def _command(name: str, part: str, dtype: str, batch: int | None, peers: Sequenc
 
 
 def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int | None) -> Unit:
-    """Return a part in one batch, or in all batches of the part where they belong together."""
+    """Return a part for one batch, or for all of its batches if they are measured together."""
     known_peers = known.peers if known else ("torch-eager", "torch-graph", COMPILE_DEFAULT)
     peers = tuple(peer for peer in known_peers if peer == COMPILE_DEFAULT or peer not in SLOW)
     if known and dtype in known.further_dtypes:

@@ -1,4 +1,4 @@
-"""All units by name, and the sets of them that have names of their own."""
+"""All units by name, and named sets of units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STUDIES: tuple[Callable[[], Iterator[Unit]], ...] = (
     calls.units,
 )
 HEADLINE, ALL = "headline", "all"
-"""The figures of README and of the main tables, and every unit there is."""
+"""The figures of README and the main tables, and the set of all units."""
 
 
 def units() -> dict[str, Unit]:

@@ -31,20 +31,21 @@ from escalade_bench.measure.records import Provenance, Record, now
 _MOST_WORKERS = 12
 _FREE_CORES = 4
 _LEAST_LIMIT, _TIMES_EXPECTED = 600.0, 5.0
-"""Seconds that a unit may always take, the turns of others included, and how many times the expected ones. What hangs
-must not take the time of all that follow: the process ends with its tracebacks, and the next run measures it last."""
+"""Time limit of a unit, including other processes' turns: fixed seconds, and a factor on the expected duration. A
+hanging unit must not use up the budget: its process is ended with tracebacks, and the next run measures the unit
+last."""
 _TIMES_SLOWER = 3.0
-"""Duration of a unit among the most processes, while all wait for turns, over its duration alone."""
+"""Slowdown of a unit with the maximum number of processes, all waiting for turns."""
 _LONGEST_TURN = 60.0
-"""Seconds that a process may have the GPU for one search, reference or comparison, beyond several times the expected
-duration of its unit; one that needs longer hangs, and is killed."""
+"""Longest turn of a process in seconds, in addition to several times the expected duration of its unit. A process that
+exceeds it is considered hung and killed."""
 _RESERVE = 20.0
-"""Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
+"""Seconds kept free at the end of a budget, for a unit that takes longer than expected."""
 
 
 @dataclass
 class Clock:
-    """The seconds that a campaign may take."""
+    """Time budget of a campaign, in seconds."""
 
     limit: float | None
     _began: float = field(default_factory=time.monotonic)
@@ -84,7 +85,7 @@ def expected_seconds(states: Sequence[State], workers: int = _MOST_WORKERS) -> f
 
 @dataclass
 class Campaign:
-    """Measures units on one card, here or in several processes. All that `keep` was given survives an interruption."""
+    """Measures units on one card, in this process or several. Records passed to `keep` survive an interruption."""
 
     session: Session
     architecture: str
@@ -95,12 +96,12 @@ class Campaign:
     planner: Session = field(default_factory=lambda: Session(torch.device("cpu")))
 
     def run(self, stale: Sequence[State], clock: Clock) -> list[State]:
-        """Measure what there is time for, and return what is left."""
+        """Measure as many units as the budget allows, and return the rest."""
         self.say = clock.stamping(self.say)
         if stale:
             self.say("measuring the card's ceilings")
-            self.session.ceilings  # noqa: B018  # for all units, on none's account
-        waiting = sorted(stale, key=lambda state: state.unit.alone)  # which keep all others waiting
+            self.session.ceilings  # noqa: B018  # shared by all units, so not charged to one
+        waiting = sorted(stale, key=lambda state: state.unit.alone)  # these block all other units
         workers = workers_for(stale) if self.session.device.type == "cuda" else 0
         times = 1 + (_TIMES_SLOWER - 1) * max(0, workers - 1) / (_MOST_WORKERS - 1)
         running: dict[str, tuple[State, float]] = {}
@@ -135,12 +136,12 @@ class Campaign:
         given = own.device, own.seconds, own.seed, own.ceilings, self.architecture, self.origin
         crew = Crew(_work, given, receive, ended, lambda task: _LONGEST_TURN + _TIMES_SLOWER * task.seconds)
         cut = crew.run(workers, next_task, lambda: clock.left)
-        # the time was too short, which is not their fault
+        # the budget ran out, the units did not fail
         self.keep([replace(_log(task.name), config=task.known).stamped(self.origin) for task in cut])
         return [*(running[task.name][0] for task in cut), *waiting]
 
     def measure(self, state: State) -> None:
-        """Measure one unit, and forget what it made."""
+        """Measure one unit, then free what it cached."""
         self.session.reused = state.reused
         with (
             exclusive() if state.unit.alone else nullcontext(),
@@ -156,12 +157,12 @@ class Campaign:
         here = replace(self.origin, command=unit.command, date=now())
         log = _log(unit.name)
         self.keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
-        began, failure = time.process_time(), ""  # which does not count the turns of others
+        began, failure = time.process_time(), ""  # excludes other processes' turns
         try:
             for records in unit.measure(self.session, self.say):
                 own = map(partial(self._digested, unit), records)
                 self.keep([replace(record, case=unit.name).stamped(here) for record in own])
-        except Exception as error:  # any system may fail in any way: the others go on
+        except Exception as error:  # a system may fail in any way: continue with the others
             failure = failure_reason(error) or type(error).__name__
             self.say(f"{unit.name}: {failure}")
         took = {ALONE if state.reused else SECONDS: round(time.process_time() - began, 2)}
@@ -172,7 +173,7 @@ class Campaign:
             require_device(self.session.device, f"since {unit.name} the GPU answers everything with an error")
 
     def _digested(self, unit: Unit, record: Record) -> Record:
-        """Return the record with the digests of what ran, if it is ours and depends on kernels."""
+        """Return the record with the digests of plan and kernels, if it is ours and depends on kernels."""
         if record.failure:
             return replace(record, checked=package_digest())
         made = None if record.is_peer or unit.made is None else unit.made(self.planner, record)
@@ -198,7 +199,7 @@ def _work(
     architecture: str,
     origin: Provenance,
 ) -> None:
-    """Measure units in a process of their own, with one compiler thread: there are enough processes."""
+    """Measure units in a separate process, with one compiler thread: other processes use the other cores."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     torch.cuda.set_device(device)
@@ -214,7 +215,9 @@ def _work(
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
     """End the process, with the tracebacks of all threads, if the block takes longer."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # of the process, whatever sys.stderr is
+    faulthandler.dump_traceback_later(
+        seconds, exit=True, file=2
+    )  # of the process, even if sys.stderr was replaced
     try:
         yield
     finally:
@@ -222,12 +225,12 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 def _log(name: str) -> Record:
-    """Return the record that says how a unit's last run ended."""
+    """Return the record of how a unit's last run ended."""
     return Record(WORKLOAD, name, "", "", 0, "escalade", "")
 
 
 def ceiling_records(session: Session, origin: Provenance) -> list[Record]:
-    """Return the records of what the card can do, if a unit has asked."""
+    """Return the records of the card's ceilings, if a unit has measured them."""
     if "ceilings" not in vars(session) or session.ceilings is None:
         return []
     return [record.stamped(origin) for record in card.records(session.ceilings)]

@@ -1,4 +1,4 @@
-"""Which units are current: each beside its records, by plan and machine code, not by commit.
+"""Decide which units are current: compare each with its records, by plan and machine code, not by commit.
 
 A peer's figure does not depend on our code. It is measured again only with another driver, PyTorch, CUDA or cuDNN.
 """
@@ -18,10 +18,10 @@ from escalade_bench.measure.records import Provenance, Record
 WORKLOAD = "campaign"
 """The workload of the records that log a unit's last run."""
 BEGUN = "begun"
-"""In the config of such a record: the unit was begun and has not ended, so it may have ended its process."""
+"""Config key of such a record: the unit was begun and has not ended, so it may have crashed its process."""
 SECONDS, ALONE, DECLARED = "seconds", "seconds_alone", "declared"
-"""In the config of such a record: the duration with all peers, and with the peers' earlier figures; what the unit
-asked for when it was last measured to its end."""
+"""Config keys of such a record: the duration with all peers, the duration with reused figures of peers, and what the
+unit declared at its last complete run."""
 _COMPARED_ACROSS_RUNS = ("network", "coverage")
 _ALONE_SHARE = 0.7
 """Part of the duration that is expected without peers, until it is measured."""

@@ -1,9 +1,9 @@
-"""Processes that work at the same time, and use the GPU one at a time.
+"""Processes that work concurrently, but use the GPU one at a time.
 
-Most of a measurement is work for the CPU: tracing, compiling, planning. It is done in several processes at once. A
-process that searches among kernels, or fills the GPU, takes a turn, which the parent grants to one process at a time.
-While it times something, the parent also stops all others (SIGSTOP): a stopped process launches nothing and occupies no
-core, so the figures are those of a process that is alone.
+Most of a measurement is CPU work: tracing, compiling, planning. Several processes do it concurrently. A process that
+searches among kernels, or fills the GPU, requests a turn, which the parent grants to one process at a time. While that
+process times something, the parent also stops all others (SIGSTOP). A stopped process launches nothing and occupies no
+core, so timings are those of a process that runs alone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import torch
 from escalade.device import timing
 
 Work = Callable[..., None]
-"""The body of a process. Its first argument is a `Desk`, from which it takes tasks."""
+"""The main function of a process. Its first argument is a `Desk`, which yields tasks."""
 _ROUND_TRIP, _QUIET, _LONGEST_DRAIN = 5e-4, 0.02, 20.0
-"""Seconds that an empty launch may take on an idle GPU, that it has to stay idle, and that are waited for it at most:
-what stopped processes have launched before runs to its end."""
+"""In seconds: longest empty launch on an idle GPU, how long the GPU must stay idle, and the longest wait for that. Work
+that stopped processes have already launched runs to completion."""
 _LONG_SILENCE, _BREATH = 20.0, 0.5
-"""Seconds after which stopped processes run for a moment: one may have been stopped while it held a lock of a
-compiler's cache, for which the silence is waiting."""
+"""Seconds after which stopped processes are resumed for a moment: one may hold a lock of a compiler's cache that the
+timing process waits for."""
 _TRACEBACKS, _TO_WRITE_THEM = signal.SIGUSR1, 2.0
-"""Makes a process write the tracebacks of its threads to stderr, and the seconds that it gets for this."""
+"""Signal that makes a process write the tracebacks of its threads to stderr, and the seconds it gets for that."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,7 +52,7 @@ class Note(Enum):
 
 @dataclass
 class Spent:
-    """Seconds that a process has waited for turns, had the GPU, and ran alone."""
+    """Seconds that a process waited for turns, held the GPU, and ran alone."""
 
     waiting: float = 0.0
     on_gpu: float = 0.0
@@ -63,7 +63,7 @@ class Spent:
 
 
 class Desk:
-    """A process' connection to its parent: tasks come in, results go out, and turns are granted."""
+    """A process's connection to its parent: receives tasks, sends results, requests turns."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -123,7 +123,7 @@ def _wait_until_idle() -> None:
 def _begin(work: Work, connection: Connection, *arguments: object) -> None:
     faulthandler.register(_TRACEBACKS, file=2)
     os.setpgrp()  # a signal then reaches compilers that it has started, too
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never stay behind, stopped
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never leave a process stopped
     desk = Desk(connection)
     timing.take_turns(desk)
     work(desk, *arguments)
@@ -136,7 +136,7 @@ class _Worker:
     task: Any = None
 
     def send(self, message: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has exited, as its connection will tell
+        with contextlib.suppress(BrokenPipeError):  # it has exited, which its connection reports
             self.connection.send(message)
 
     def signal(self, number: int) -> None:
@@ -145,7 +145,7 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):  # it has exited
             try:
                 os.killpg(pid, number)
-            except ProcessLookupError:  # it has not made its group yet
+            except ProcessLookupError:  # it has not created its process group yet
                 os.kill(pid, number)
 
 
@@ -156,19 +156,20 @@ class Crew:
     work: Work
     arguments: tuple[object, ...]
     receive: Callable[[Any], None]
-    """Gets what a process sends."""
+    """Called with each result of a process."""
     ended: Callable[[Any, bool], None]
-    """Gets a task that has ended, and whether its process exited in the middle of it."""
+    """Called with each finished task, and True if its process exited before the end."""
     longest_turn: Callable[[Any], float] = lambda task: float("inf")
-    """Returns the seconds after which a process is taken to hang that has the GPU for a task; it is killed."""
+    """Returns the longest turn for a task in seconds; a process that exceeds it is killed."""
     _workers: list[_Worker] = field(default_factory=list)
     _turns: deque[_Worker] = field(default_factory=deque)
-    """The process that has the GPU, and those that wait for it."""
+    """The process that holds the GPU, and those waiting for it."""
     _turn_since: float = 0.0
     _silenced_since: float | None = None
 
     def run(self, count: int, next_task: Callable[[], Any], seconds_left: Callable[[], float]) -> list[Any]:
-        """Give tasks to `count` processes until `next_task` returns None; return those that the time was too short for.
+        """Pass tasks to `count` processes until `next_task` returns None; return the tasks that were not finished in
+        time.
 
         A process that exits in the middle of a task is replaced.
         """
@@ -177,7 +178,7 @@ class Crew:
             while self._workers and seconds_left() > 0:
                 self._let_breathe()
                 self._end_hung_turn()
-                # Messages of stopped processes wait: one may have been cut in two.
+                # Do not read from stopped processes: a message may be incomplete.
                 heard = self._workers if self._silenced_since is None else [self._turns[0]]
                 ready = wait([one.connection for one in heard], timeout=min(1.0, max(0.0, seconds_left())))
                 for worker in [one for one in heard if one.connection in ready]:
@@ -195,7 +196,7 @@ class Crew:
         spawn = multiprocessing.get_context("spawn")
         process = spawn.Process(target=_begin, args=(self.work, there, *self.arguments), daemon=False)
         process.start()
-        there.close()  # so that its end is noticed here
+        there.close()  # so that this process notices its exit
         return _Worker(process, here)
 
     def _serve(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
@@ -233,7 +234,7 @@ class Crew:
             self._turns[0].send(Note.TURN)
 
     def _end_turn(self, worker: _Worker) -> None:
-        """Remove a process from those that have or want the GPU, and grant the next turn if it had it."""
+        """Remove a process from the queue for the GPU, and grant the next turn if it held the GPU."""
         had_it = bool(self._turns) and self._turns[0] is worker
         with contextlib.suppress(ValueError):
             self._turns.remove(worker)
@@ -242,7 +243,7 @@ class Crew:
             self._grant()
 
     def _end_hung_turn(self) -> None:
-        """Kill a process that has had the GPU for too long; its connection tells that it is gone."""
+        """Kill a process that has held the GPU for too long; its connection then reports the exit."""
         if self._turns and time.monotonic() - self._turn_since > self.longest_turn(self._turns[0].task):
             self._turns[0].signal(_TRACEBACKS)
             time.sleep(_TO_WRITE_THEM)
@@ -268,7 +269,7 @@ class Crew:
             self._silenced_since = time.monotonic()
 
     def _lose(self, worker: _Worker, next_task: Callable[[], Any]) -> None:
-        """Report the task of a process that has exited, and start another process for those that are left."""
+        """Report the task of a process that has exited, and start another process for the remaining tasks."""
         self._workers.remove(worker)
         self._end_turn(worker)
         worker.process.join()

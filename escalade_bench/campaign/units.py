@@ -1,4 +1,4 @@
-"""A unit of measuring: systems that are compared with each other, and so measured together in one process."""
+"""A unit of measurement: systems that are compared with each other, so measured together in one process."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Session:
         return self._kept[key]  # type: ignore[return-value]
 
     def clear(self) -> None:
-        """Forget what one unit made; networks that several units share stay."""
+        """Free what one unit cached; networks that several units share stay."""
         self._kept = {key: value for key, value in self._kept.items() if key[:1] == ("setting",)}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One comparison, or a few that share their preparation, measured to its end or not at all."""
+    """One comparison, or a few that share their preparation; measured completely or not at all."""
 
     name: str
     """A path from the general to the particular: `ladder/conv2d/64to64_56_k3s1_b256/fp16`."""
@@ -87,12 +87,12 @@ class Unit:
     """Expected duration, until it has been measured once."""
     measure: Callable[[Session, Say], Iterator[list[Record]]]
     made: Callable[[Session, Record], Made | None] | None = None
-    """Returns what would run today for one of its own records; None if that exists no more. Without this function the
-    figures depend on no kernel: host times, or peers alone."""
+    """Returns what would run today for one of the unit's records; None if its rung or problem no longer exists. Without
+    this function the figures depend on no kernel: host times, or peers alone."""
     declared: tuple[str, ...] = ()
-    """Rungs, peers and sizes that it asks for. A unit that asks for others than it was measured with is stale."""
+    """Rungs, peers and sizes that the unit measures. A unit whose list has changed since its last run is stale."""
     alone: bool = False
-    """True if nothing may run beside any of it: it times the host, or chooses kernels by timing them for minutes."""
+    """True if no other process may run meanwhile: the unit times the host, or searches kernels for minutes."""
 
     @property
     def kind(self) -> str:

@@ -1,1 +1,1 @@
-"""Many networks, one after another: compiled or not, right or not, steps left to PyTorch, and speed."""
+"""Coverage of many networks: captured or not, correct or not, steps left to PyTorch, and speed."""

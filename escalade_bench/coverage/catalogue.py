@@ -59,7 +59,7 @@ def entries(wanted: str, only: str | None = None) -> list[Entry]:
     except re.error as error:
         raise UnsupportedError(f"--only {only!r} is no regular expression: {error}") from error
     chosen = [entry for entry in found if pattern.search(entry.name)]
-    if chosen and imported is not None:  # a wrong example_shape of other networks is no error
+    if chosen and imported is not None:  # a wrong example_shape matters only for selected networks
         return [replace(entry, item=_item(entry.name, getattr(imported, entry.name))) for entry in chosen]
     if chosen:
         return chosen
@@ -87,7 +87,7 @@ def _named(module: str, names: str, known: Sequence[Entry]) -> list[Entry]:
 
 
 def _choices(missing: Sequence[str], known: Iterable[str]) -> str:
-    """Name the networks that there are; of hundreds, those whose names are closest."""
+    """List the available networks; of hundreds, only those with similar names."""
     names = list(known)
     if len(names) <= _MOST_LISTED:
         return f"it has {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""One network after another: made, captured, planned, verified and timed; a failure is a sentence in its record.
+"""Measure many networks: create, capture, plan, verify and time each; a failure is recorded as a sentence.
 
 The campaign's units are torchvision's networks, where it is installed, networks of other families, and single layers.
 """
@@ -35,16 +35,17 @@ from escalade_bench.peers.registry import COMPILE_DEFAULT, NETWORKS
 
 SIZE = 224
 _SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
-"""Images that settle BatchNorm: fewer would leave channels nearly constant, and amplify their rounding errors."""
+"""Images that BatchNorm statistics are computed from: fewer would leave channels nearly constant and amplify
+rounding."""
 _MOST = 50.0
 """Factor on the usual largest tolerance where PyTorch is as far off: these weights are not trained."""
-_TRIALS = 5  # of random weights, some amplify roundings so much that their growth is a matter of chance
+_TRIALS = 5  # some random weights amplify rounding chaotically
 _CHUNK = 8
 _IMAGE = 3
 """Dimensions of an image: channels, height and width."""
 
 _SMALL = 1e-3
-"""Largest constant that is taken for a factor by which training starts with a branch left out."""
+"""Largest initial value of a LayerScale, which disables a branch at the start of training."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Coverage:
     ) -> Iterator[tuple[Entry, list[Record]]]:
         """Yield the records of one network after another.
 
-        With a budget in seconds, no network is begun that would not end in time if it took as long as the longest.
+        With a budget in seconds, no network is started that would exceed it if it took as long as the longest so far.
         """
         start, longest = time.monotonic(), 0.0
         for entry in found:
@@ -183,9 +184,9 @@ def left_over(entries: Sequence[Entry]) -> str:
 
 
 def enliven(model: nn.Module, x: torch.Tensor) -> None:
-    """Replace constant parameters by random ones, and settle BatchNorm on these inputs.
+    """Replace constant parameters by random ones, and compute BatchNorm statistics from these inputs.
 
-    A classifier of zeros (vision transformers'), or a branch scaled by a millionth (ConvNeXt's), would hide errors in
+    A zero-initialized classifier (vision transformers) or a branch scaled by 1e-6 (ConvNeXt) would hide errors in
     front of it.
     """
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""Figures that can be trusted: results verified, the card's ceilings, and the records of them."""
+"""Ceilings of the card, records, and whether figures are current."""

@@ -1,4 +1,4 @@
-"""What the card can do at most: measured in the same process as what is compared with it."""
+"""Ceilings of the card, measured in the same process as the figures that are compared with them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, to_e4m3
 from escalade_bench.measure.records import Record
 
 PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096), (16384, 2048, 4096), (50176, 256, 2304))
-"""Rows, columns and depth of the matrix products that are tried: large ones, a long one, a convolution's. Which is the
-fastest depends on the clock that a card holds under each."""
+"""Rows, columns and depth of the matrix products to time: large ones, a deep one, a convolution's. Which one is fastest
+depends on the clock that the card sustains."""
 COPY_BYTES = 2 << 30
 _FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Properties of a GPU, and the best it was seen to do: medians."""
+    """Properties of a GPU, and its best measured rates (medians)."""
 
     gpu: str
     multiprocessors: int
     l2_bytes: int
     shared_bytes: int
-    """The most shared memory that one block may ask for."""
+    """Largest shared memory per CTA."""
     memory_bytes: int
     copy_gbps: float
-    """Bytes read plus bytes written, by a copy."""
+    """GB/s of a copy: bytes read plus bytes written."""
     read_gbps: float
-    """Bytes read, by a sum."""
+    """GB/s of a sum: bytes read."""
     tflops: dict[str, float]
     """TFLOP/s of the fastest of several matrix products, by dtype."""
     conditions: dict[str, Any] = field(default_factory=dict)
-    """What the card was like meanwhile: see `escalade.device.nvml.GpuConditions`."""
+    """State of the card meanwhile: see `escalade.device.nvml.GpuConditions`."""
 
     def peak(self, dtype: str) -> float:
-        """Return the TFLOP/s of products. Tensor cores multiply bytes of both kinds equally fast, and PyTorch's product
+        """Return the TFLOP/s of products. Tensor cores multiply FP8 and INT8 at the same rate, and PyTorch's product
         in FP8 is faster than its product in INT8."""
         return self.tflops["fp8" if dtype == "int8" else dtype]
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
-        """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling.
+        """Return the lower bound on time: the larger of operations and bytes, each at its ceiling.
 
-        In fp32 the operations say nothing: split operands do them on tensor cores, and Winograd's algorithm and FFTs do
-        fewer of them. In TF32 they may be done on operands that are rounded to fp16, at its rate.
+        In fp32 operations give no bound: split operands use tensor cores, and Winograd and FFTs need fewer operations.
+        In TF32 operands may be rounded to fp16 and multiplied at its rate.
         """
         moving = bytes_moved / (max(self.copy_gbps, self.read_gbps) * 1e3)
         if dtype == "fp32":
@@ -59,7 +59,7 @@ class Ceilings:
 
 
 def measure(device: torch.device, seconds_each: float = 0.1) -> Ceilings:
-    """Copies (by a kernel), sums and matrix products over random data (zeros would be up to 13% faster)."""
+    """Time copies (by a kernel), sums and matrix products over random data (zeros would be up to 13% faster)."""
     card = properties_of(device)
     dtypes = [*MULTIPLIED]
     if torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
@@ -92,12 +92,13 @@ def _copy_bytes(memory_bytes: int) -> int:
 
 
 def _passes(device: torch.device, memory_bytes: int) -> list[Subject]:
-    """Memory passed over: read and written, and read alone."""
+    """Return the subjects for memory bandwidth: a copy and a sum."""
     source = torch.randn(_copy_bytes(memory_bytes) // 4, device=device)
     target, total = torch.empty_like(source), torch.empty((), device=device)
 
     def copy() -> None:
-        # A kernel: in a CUDA graph copy_ becomes a memcpy node, which moves little more than half as much.
+        # A kernel, because in a CUDA graph copy_ becomes a memcpy node, which reaches little more than half the
+        # bandwidth.
         torch.neg(source, out=target)
 
     def read() -> None:
@@ -115,7 +116,7 @@ def _matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Su
 
 
 def _fp8_matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -> Subject:
-    """PyTorch's product of scaled e4m3 matrices, the second by columns; its result is fp16."""
+    """PyTorch's product of scaled e4m3 matrices, the second column-major; its result is fp16."""
     rows, columns, depth = shape
     a, b = (to_e4m3(torch.randn(size, device=device)) for size in ((rows, depth), (columns, depth)))
     one = torch.ones((), device=device)
@@ -127,7 +128,7 @@ def _fp8_matmul(dtype: str, shape: tuple[int, int, int], device: torch.device) -
 
 
 def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], None]:
-    """The call, with TF32 matrix products switched on or off around it."""
+    """Return the call with TF32 matrix products switched on or off around it."""
 
     def run() -> None:
         before = torch.backends.cuda.matmul.allow_tf32
@@ -141,7 +142,7 @@ def with_matmul_tf32(allowed: bool, call: Callable[[], object]) -> Callable[[], 
 
 
 def records(ceilings: Ceilings) -> list[Record]:
-    """The ceilings as records of the workload `ceilings`."""
+    """Return the ceilings as records of the workload `ceilings`."""
 
     def record(problem: str, dtype: str, **rate: float) -> Record:
         blank = Record("ceilings", problem, dtype, "", 0, "torch", "", timing="graph")

@@ -1,4 +1,4 @@
-"""Decide whether a figure is current: by the plan and the machine code it was measured with, beside today's.
+"""Decide whether a figure is current: compare the plan and machine code it was measured with to today's.
 
 A record stores a digest of its plan (rung, config and problem of every step) and, per kernel source, two digests of the
 programs that ran: one of their text without comments, one of their machine code. Equal texts need no compiler. Where
@@ -110,7 +110,7 @@ def changed(record: Record, made: Made | None, architecture: str) -> str:
 
 @cache
 def package_digest() -> str:
-    """Return a digest of every source and table of our packages: all that plans and kernels are made from."""
+    """Return a digest of all sources and tables of our packages, which determine plans and kernels."""
     found, home = hashlib.sha256(), pathlib.Path(__file__).parents[2]
     for path in sorted(path for name in _PACKAGES for path in (home / name).rglob("*")):
         if path.suffix in _SOURCES:
@@ -119,7 +119,7 @@ def package_digest() -> str:
 
 
 def same_versions(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether peers' figures were made with the same PyTorch, CUDA and cuDNN."""
+    """Return True if peers' figures were measured with the same PyTorch, CUDA and cuDNN."""
     return all(one.get(name) == other.get(name) for name in PEER_VERSIONS)
 
 
@@ -128,7 +128,7 @@ def _same_compiler(record: Record) -> bool:
 
 
 def _launched(recipe: Recipe) -> tuple[Program, ...]:
-    """Return the programs of a call; what only packs weights runs before it."""
+    """Return the programs of a call, without those that pack weights beforehand."""
     calls = (step for step in recipe.steps if isinstance(step, KernelCall) and not step.weights_only)
     return tuple(dict.fromkeys(call.program for call in calls))
 
@@ -141,7 +141,7 @@ def _by_source(made: Made) -> dict[str, tuple[Program, ...]]:
 
 
 def _text(programs: Iterable[Program]) -> str:
-    """Return a digest of what the compiler sees of the programs: constants, sources and headers without comments."""
+    """Return a digest of the compiler's input: constants, sources and headers without comments."""
     each = sorted(
         _digest(
             [program.entry, prelude(program.constants), *map(_code, (program.source, *program.headers()))]

@@ -52,7 +52,7 @@ def fastest(records: Iterable[Record]) -> Record | None:
 def below(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -> Record | None:
     """Return the nearest rung below that was timed: in the same dtype and layout, else dtype, else in any.
 
-    A rung without a record is passed over for those that it stands on.
+    A rung without a record is replaced by the rungs that it builds on.
     """
     rungs_below = {rung.name: rung.rungs_below for rung in ladder}
     names, any_dtype = rungs_below.get(record.rung, ()), None

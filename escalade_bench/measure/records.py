@@ -1,7 +1,7 @@
-"""Measurements as JSON lines: `results/<gpu>/<workload>.jsonl`, one record a line.
+"""Measurements as JSON lines: `results/<gpu>/<workload>.jsonl`, one record per line.
 
-A record says what was measured, how fast it was, how right it was, and how to repeat it. A new
-measurement of the same thing replaces the old one.
+A record holds what was measured, its time and error, and the command that repeats it. A new record replaces an older
+one with the same key.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from escalade.errors import EscaladeError
 from escalade.version import VERSION
 
 SWEEPS = "_sweep.jsonl"
-"""How the names of files end that lie beside the records and hold something else: the samples of `escalade.tune`."""
+"""Suffix of other files in the folders of records: the samples of `escalade.tune`."""
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _TWIN = "twin on"
-"""How the names of processors begin that are no GPUs."""
+"""Prefix of the names of CPUs."""
 _OUTPUT_OPTIONS = ("--results", "--json", "--plot", "--output", "-o")
 
 
 class StoreError(EscaladeError, ValueError):
-    """A file of results does not hold what it should."""
+    """A file of results is malformed."""
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The circumstances that a figure comes from, and the command that repeats it."""
+    """Provenance of a figure: hardware, versions, commit, and the command that repeats it."""
 
     gpu: str
     driver: str
@@ -53,7 +53,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement. Times are microseconds; None stands for what does not apply or was not measured."""
+    """One measurement. Times are in microseconds; None means not applicable or not measured."""
 
     workload: str
     problem: str
@@ -61,7 +61,7 @@ class Record:
     layout: str
     batch: int
     system: str
-    """The system that was timed: `escalade`, or the peer."""
+    """The timed system: `escalade`, or a peer."""
     rung: str
     """The rung of Escalade's ladder; empty for a peer."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class Record:
     p20_us: float | None = None
     p80_us: float | None = None
     wall_us: float | None = None
-    """The median by the wall clock of one call as a user makes it, until its result is there."""
+    """Median wall-clock time of one call as a user makes it, until its result is complete."""
     images_per_s: float | None = None
     tflops: float | None = None
-    """Operations of the plain algorithm over the median time, whatever a rung really does."""
+    """Operations of the direct algorithm over the median time, whichever algorithm the rung uses."""
     gbps: float | None = None
-    """The fewest bytes over the median time."""
+    """Compulsory traffic over the median time."""
     floor_us: float | None = None
     peak_pct: float | None = None
     """`tflops` in percent of a large matrix product of the same dtype, measured in the same run."""
@@ -86,7 +86,7 @@ class Record:
     error: float | None = None
     tolerance: float | None = None
     accuracy: float | None = None
-    """The share of a data set's items that were given their right class."""
+    """Top-1 accuracy on a data set."""
     predicted_gain: float | None = None
     gain: float | None = None
     gain_over: str = ""
@@ -97,16 +97,16 @@ class Record:
     registers: int | None = None
     spill_bytes: int | None = None
     occupancy: float | None = None
-    """Resident threads of an SM over the 2,048 it has room for."""
+    """Resident threads of an SM over its maximum of 2,048."""
     workspace_bytes: int | None = None
     peak_bytes: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
-    """What the twin counted, or a profiler by the same names: see docs/twin.md."""
+    """Counts by the twin, or by a profiler under the same names: see docs/twin.md."""
     failure: str = ""
-    """Why there is no time: a wrong result, an error. A failed record has no times."""
+    """Reason for a missing time: a wrong result or an error. A failed record has no times."""
     note: str = ""
     conditions: dict[str, Any] = field(default_factory=dict)
-    """What the card was like meanwhile: see `escalade.device.nvml.GpuConditions`; empty where nobody could say."""
+    """State of the card meanwhile: see `escalade.device.nvml.GpuConditions`; empty if unknown."""
     case: str = ""
     """Name of the campaign's unit that measured it."""
     plan: str = ""
@@ -114,9 +114,9 @@ class Record:
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the machine code that ran, by kernel source; empty for a peer."""
     older: str = ""
-    """Why the figure is no longer current: the kernel or the plan that changed since. Empty if it is current."""
+    """Reason why the figure is stale: the kernel or plan that has changed since. Empty if it is current."""
     checked: str = ""
-    """Digest of the package by which `older` was decided last: as long as it is the same, nothing has to be planned."""
+    """Digest of the package when `older` was last decided: as long as it is equal, nothing has to be planned."""
     gpu: str = ""
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -130,28 +130,28 @@ class Record:
 
     @property
     def is_on_twin(self) -> bool:
-        """Whether the kernels ran on a CPU: then it has counts, and no times that mean anything."""
+        """True if the kernels ran on a CPU: such a record has counts, and its times mean nothing."""
         return self.gpu.startswith(_TWIN)
 
     @property
     def throttled(self) -> str:
-        """Why the card held its clock down meanwhile, or nothing."""
+        """Return why the card throttled meanwhile; empty if it did not."""
         return str(self.conditions.get("throttled", ""))
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a later record of the same takes the place of; a peer has one for a problem, whatever its layout."""
+        """Key by which a later record replaces this one; a peer has one per problem, whatever its layout."""
         layout = "" if self.is_peer else self.layout
         return (self.workload, self.problem, self.dtype, layout, self.system, self.rung)
 
     @property
     def comparison(self) -> tuple[str, str, str]:
-        """The comparison it belongs to: the records of all systems on the same problem and dtype."""
+        """Key of its comparison: the records of all systems on the same problem and dtype."""
         return self.workload, self.problem, self.dtype
 
     @property
     def time(self) -> float:
-        """The median, of a record that was timed."""
+        """The median; raises if the record was not timed."""
         if self.median_us is None:
             raise StoreError(
                 f"the record of {' '.join(self.key)} has no time: {self.failure or 'it was not timed'}"
@@ -169,7 +169,7 @@ def gpu_folder(gpu: str) -> str:
 
 
 def to_line(record: Record) -> str:
-    """Figures with six digits: more than any clock gives."""
+    """Round figures to six digits: more than any clock resolves."""
     values = {name: _shortened(value) for name, value in dataclasses.asdict(record).items()}
     return json.dumps(values, sort_keys=False, allow_nan=False)
 
@@ -181,7 +181,7 @@ def _shortened(value: Any) -> Any:
 
 
 def load(path: pathlib.Path) -> list[Record]:
-    """Every record of a file; a line that is none is an error that names it."""
+    """Return every record of a file; an invalid line raises an error with its number."""
     contents = files.read(path)
     if contents is None:
         raise StoreError(f"there is no file {path}")
@@ -189,14 +189,14 @@ def load(path: pathlib.Path) -> list[Record]:
 
 
 def require_file(path: pathlib.Path) -> None:
-    """Refuses a place that records cannot be added to: none can be there, or the one that is holds something else."""
+    """Raise if records cannot be added to a file: it cannot be created, or holds something else."""
     files.require_writable_file(path)
     if path.exists():
         load(path)
 
 
 def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
-    """All records under `results`, by GPU folder."""
+    """Return all records under `results`, by GPU folder."""
     if not folder.is_dir():
         return {}
     found = {
@@ -213,14 +213,14 @@ def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
 
 
 def write(path: pathlib.Path, records: Sequence[Record]) -> None:
-    """Add records to a file, each in place of an older one of the same key; other lines stay as and where they are.
+    """Add records to a file, each replacing an older one with the same key; other lines are unchanged.
 
-    Several processes may write to a file at once: none loses what another has written.
+    Safe for concurrent processes: none loses another's records.
     """
     newest = {record.key: to_line(record).encode() for record in records}
 
     def merge(contents: bytes | None) -> bytes:
-        # A key's first line has its place; one that was there twice is not afterwards.
+        # The first line of a key is replaced; duplicates are removed.
         lines: dict[object, bytes] = {
             old.key if old.key in newest else number: line
             for number, (old, line) in enumerate(_lines(path, contents or b""))
@@ -242,7 +242,7 @@ def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.P
 
 
 def file_name(workload: str) -> str:
-    """The name of the file for a workload's records; a name that would lead elsewhere is refused."""
+    """Return the file name for a workload's records; raises for names that would escape the folder."""
     name = f"{workload}.jsonl"
     if not _WORKLOAD.fullmatch(workload) or name.endswith(SWEEPS):
         raise StoreError(
@@ -253,7 +253,7 @@ def file_name(workload: str) -> str:
 
 
 def _lines(path: pathlib.Path, contents: bytes) -> list[tuple[Record, bytes]]:
-    """Each record, and the line that it was read from."""
+    """Yield each record with its line."""
     return [
         (_parse(line, f"{path}, line {number}"), line.strip())
         for number, line in enumerate(contents.split(b"\n"), start=1)
@@ -275,7 +275,7 @@ def _parse(line: bytes, where: str) -> Record:
 
 
 def provenance(device: torch.device, command: str | None = None) -> Provenance:
-    """The provenance of what runs now, in this process."""
+    """Return the provenance of this process."""
     on_gpu = device.type == "cuda"
     return Provenance(
         gpu=torch.cuda.get_device_name(device) if on_gpu else f"{_TWIN} {platform.machine()}",
@@ -288,12 +288,12 @@ def provenance(device: torch.device, command: str | None = None) -> Provenance:
 
 
 def now() -> str:
-    """The date of a record that is made now."""
+    """Return the date for a new record."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _without_outputs(arguments: Sequence[str]) -> list[str]:
-    """The arguments without where the records went, which is no part of how they were made."""
+    """Return the arguments without the output folder, which does not affect the figures."""
     kept: list[str] = []
     given = iter(arguments)
     for argument in given:
@@ -314,7 +314,7 @@ def versions() -> dict[str, str]:
     }
     try:
         found["nvrtc"] = compiler_version().removeprefix("nvrtc ")
-    except Exception:  # whatever a missing library raises; `escalade doctor` says what to do
+    except Exception:  # a missing library may raise anything; `escalade doctor` gives advice
         found["nvrtc"] = "none"
     return found
 
@@ -333,13 +333,14 @@ def driver_version() -> str:
 
 @cache
 def commit() -> str:
-    """The checkout's commit, with `+changes` when the package differs from it.
+    """Return the checkout's commit, with `+changes` if the package differs from it.
 
-    `ESCALADE_COMMIT` comes first: a copy of the sources on another machine may lie in no checkout, or in an older one.
+    `ESCALADE_COMMIT` takes precedence: a copy of the sources on another machine may be outside a checkout, or in an old
+    one.
     """
     if given := os.environ.get("ESCALADE_COMMIT"):
         return given
-    # A look at the checkout: nothing is written to it, and no program that it names is run.
+    # Read-only: nothing in the checkout is written, and no hook or filter of it is run.
     quiet = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
     git = (*quiet, "-C", pathlib.Path(__file__).parents[2])
     name = subprocesses.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()

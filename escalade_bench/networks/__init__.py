@@ -1,1 +1,1 @@
-"""Whole networks beside their peers: verified, then timed in one process, in turns."""
+"""Whole networks and their peers: verified, then timed in one process, interleaved."""

@@ -1,4 +1,4 @@
-"""Data and weights that are not shipped, if they are installed."""
+"""Locate data and weights that are not shipped."""
 
 from __future__ import annotations
 

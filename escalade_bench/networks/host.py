@@ -1,6 +1,6 @@
-"""A network from host memory to host memory: one image phase by phase, batches beside the CPU, and layers by kind.
+"""A network from host memory to host memory: one image in phases, batches compared with the CPU, and layers by kind.
 
-Times are those of a user who has images in (pinned) host memory and wants the results there.
+Times include the copies from and to (pinned) host memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PHASES = {
     "graph": "the same kernels as one CUDA graph",
     "optimised": "fused, one CUDA graph: the engine",
 }
-"""Phases of one image in order, and what each is."""
+"""Phases of one image in order, with descriptions."""
 _KERNELS = {
     "naive": (FusionLevel.naive, True),
     "separate": (FusionLevel.separate, True),
@@ -52,13 +52,13 @@ _KERNELS = {
 }
 """Fusion level per phase, and True to launch its kernels one by one."""
 _SLOW_ROUNDS = 5
-"""Calls of plain loops: one alone was 4.2 or 7.3 s for the same code."""
+"""Calls of plain loops to time: single calls of the same code took 4.2 or 7.3 s."""
 CPU = "torch-cpu"
 CPU_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 DTYPES = ("fp32", "fp16")
 """Dtypes of the parts `cpu` and `layer-kinds`."""
 _MOST_ROUNDS, _FEW_IMAGES = 20, 64
-"""Rounds on the CPU at most; above this number of images, one round."""
+"""Maximum number of rounds on the CPU; above this number of images, one round."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Conv2D": ("convolution", "conv2d"),
     "BatchNorm": ("native_batch_norm", "batch_norm"),
@@ -141,7 +141,7 @@ def _program(engine: Engine, x: torch.Tensor) -> KernelProgram:
 
 
 def _loops(case: Case, image: torch.Tensor) -> Record:
-    """Time calls that take seconds each, and judge the last."""
+    """Time calls that take seconds each, and verify the last."""
     blank = replace(case.blank("escalade", "nhwc"), rung="loops")
     try:
         mode = in_loops()  # compiled before the call is timed
@@ -173,7 +173,7 @@ def timed_on_cpu(
     rounds: int = 1,
     least: int = 1,
 ) -> Record:
-    """Time calls on the CPU, from `least` to `rounds` of them, and judge the last."""
+    """Time `least` to `rounds` calls on the CPU, and verify the last."""
     results: list[torch.Tensor] = []
 
     def kept() -> None:
@@ -215,7 +215,7 @@ def _on_one_thread(
 
 
 def _copies(task: Task, image: torch.Tensor, standard: Judge) -> tuple[Judge, Maker]:
-    """Return both copies as a system, with what should arrive."""
+    """Return both copies as a system, with the expected results."""
     x = torch.empty_like(image, device=task.device)
     (expected,) = standard.expected
     source = expected.to(STORAGE[task.dtype])
@@ -233,7 +233,7 @@ def _copies(task: Task, image: torch.Tensor, standard: Judge) -> tuple[Judge, Ma
 
 
 def _on_gpu(setting: Setting, task: Task, image: torch.Tensor) -> dict[str, Maker]:
-    """Return the phases whose kernels run on the GPU; each is made when it is its turn, and may fail by itself."""
+    """Return the phases whose kernels run on the GPU; each is created on demand, and may fail independently."""
 
     @cache
     def program(fusion: FusionLevel) -> KernelProgram:
@@ -272,7 +272,7 @@ def host_to_host(
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:
-    """Return the records with gains over the phase before, by the wall clock; the copies alone are no phase before."""
+    """Return the records with wall-clock gains over the previous phase; the phase of copies alone is skipped."""
     found: list[Record] = []
     before: Record | None = None
     for record in records:

@@ -21,14 +21,15 @@ from escalade.tune.verification import UNIT_ROUNDOFF, compare
 from escalade_bench.peers.network import tensors
 
 TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0, "int8": 2.0}
-"""PyTorch's own error. In fp32 operands that are split into halves of 22 bits, and Winograd's transforms, lose a bit or
-two; in TF32 Hopper's units cut x off where others round (docs/hopper.md). In 16 bits that is below their rounding.
+"""Factors on PyTorch's own error. In fp32 split operands (22 bits) and Winograd's transforms lose a bit or two; in TF32
+Hopper's tensor cores truncate x where others round (docs/hopper.md). In 16 bits both are below the rounding of the
+dtype.
 """
 LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25, "int8": 0.1}
-"""Least tolerance: PyTorch's few results may happen to be nearly exact, and its TF32 may be fp32."""
+"""Smallest tolerance: a few results of PyTorch may be nearly exact by chance, and its TF32 may be fp32."""
 MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25, "int8": 0.1}
-"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8 and INT8: there it is a random
-walk of 16 roundings to 2^-4, and to 1/127 of the largest value."""
+"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8 and INT8: there the tolerance is
+a random walk of 16 roundings to 2^-4, and to 1/127 of the largest value."""
 _LAST_BIT = {
     "fp32": 2.0**-23,
     "tf32": 2.0**-10,
@@ -40,7 +41,7 @@ _LAST_BIT = {
 PEERS = 2.0
 """Factor on the tolerance for peers."""
 LEAST_ROWS = 8
-"""Least rows for PyTorch's own error, which is a matter of chance on fewer."""
+"""Smallest number of rows to measure PyTorch's own error on; with fewer it varies too much."""
 
 
 def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
@@ -50,7 +51,7 @@ def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
 
 
 class Judge(Protocol):
-    """Decides whether results are right."""
+    """Decides whether results are correct."""
 
     @property
     def expected(self) -> tuple[torch.Tensor, ...]: ...
@@ -77,7 +78,7 @@ class Standard:
     def judge(self, results: Sequence[torch.Tensor], times: float = 1.0) -> tuple[float, str]:
         """Return the error of all results together, and the first failure or an empty string.
 
-        `times` is a factor on the tolerance. Each result is judged like a kernel's: shape, NaN, norm, rows, elements.
+        `times` is a factor on the tolerance. Each result is checked like a kernel's: shape, NaN, norm, rows, elements.
         """
         if len(results) != len(self.expected):
             return math.nan, f"it has {len(results)} results, not {len(self.expected)}"
@@ -115,9 +116,9 @@ def own_errors(
     """Return PyTorch's error of each result, on all inputs and on the first `counts` of them; the largest of `trials`
     over inputs that differ by their rounding.
 
-    It is as on a GPU with sums in fp32. Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and
-    the results of every operator are rounded, and computed in fp32. The order of PyTorch's sums may happen to be a good
-    one: its error counts as at least what allows twice the error of running sums.
+    Sums are in fp32, as on a GPU. Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and the
+    results of every operator are rounded, and computed in fp32. PyTorch may sum in a favorable order, so its error
+    counts as at least half the error of running sums.
     """
     least = 2 * _running_sum(model) / TIMES[dtype]
     found = {count: (least,) * len(expected) for count in {len(x), *counts}}
@@ -143,22 +144,22 @@ def own_errors(
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger number; NaN if either is."""
+    """Return the larger number; NaN if either is NaN."""
     return other if math.isnan(other) or other > one else one
 
 
 def _running_sum(model: nn.Module) -> float:
-    """Return the error to expect of the longest sum of products of a model, added in order in fp32: a random walk."""
+    """Return the expected error of a model's longest sum of products, summed sequentially in fp32: a random walk."""
     lengths = [weight[0].numel() for weight in model.parameters() if weight.dim() > 1 and len(weight)]
     return UNIT_ROUNDOFF["fp32"] * math.sqrt(1 + max(lengths, default=0) / 6)
 
 
 @contextmanager
 def unsearched(dtype: str) -> Iterator[None]:
-    """Products of a dtype by the kernels that cuDNN suggests: its search takes up to a minute for a network.
+    """Compute in a dtype with the kernels of cuDNN's heuristics: its search takes up to a minute per network.
 
-    PyTorch stores the first choice for a convolution, and peers have to search theirs. Its deterministic choices are
-    stored separately.
+    PyTorch caches the first choice per convolution, which would keep peers from searching. Deterministic choices are
+    cached separately.
     """
     cudnn: Any = torch.backends.cudnn
     before = cudnn.deterministic
@@ -171,7 +172,7 @@ def unsearched(dtype: str) -> Iterator[None]:
 
 
 def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
-    """Return the inputs for number 0; for others, moved by less than the rounding of the dtype."""
+    """Return the inputs for number 0; for others, inputs perturbed by less than the rounding of the dtype."""
     if not number:
         return x
     generator = torch.Generator(x.device).manual_seed(number)
@@ -203,8 +204,8 @@ def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def spoil(tensors: Sequence[torch.Tensor]) -> None:
-    """Fill tensors with NaN (ones for integers), so that an element that is not written is found."""
-    with torch.inference_mode():  # results of inference mode need it
+    """Fill tensors with NaN (ones for integers), so that unwritten elements are detected."""
+    with torch.inference_mode():  # required for results of inference mode
         for tensor in tensors:
             tensor.fill_(math.nan if tensor.is_floating_point() else 1)
 
@@ -214,7 +215,7 @@ def fresh(
     results: Callable[[Any], Sequence[torch.Tensor]],
     restart: Callable[[], object] = lambda: None,
 ) -> Sequence[torch.Tensor]:
-    """Return the results of a call whose reused memory was filled with NaN before."""
+    """Return the results of a call, after filling the memory that it reuses with NaN."""
     restart()
     spoil(results(call()))
     restart()

@@ -1,4 +1,4 @@
-"""A LeNet on 10,000 grey images: its convolutions one by one, the whole network, and its accuracy on Fashion-MNIST."""
+"""A LeNet on 10,000 gray images: its convolutions one by one, the whole network, and its accuracy on Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = (100, 1_000, 10_000)
 _COUNTS_ON_CPU = (100,)
 _STREAM_BATCHES = (2_500, 10_000)
 _AS_IT_IS = ((0.0,), (1 / 255,))
-"""A normalization that leaves grey values unchanged."""
+"""A normalization that leaves gray values unchanged."""
 
 
 def _model(size: int, seed: int) -> nn.Module:
@@ -30,12 +30,12 @@ def _model(size: int, seed: int) -> nn.Module:
 
 
 def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return Fashion-MNIST's images, repeated if there are too few; random grey values without them."""
+    """Return Fashion-MNIST's images, repeated if there are too few; random gray values without them."""
     found = fashion_mnist.clothes(min(count, fashion_mnist.COUNT))
     if found is None:
         generator = torch.Generator(device).manual_seed(seed)
-        grey = torch.randint(0, 256, (count, 1, size, size), generator=generator, device=device)
-        return grey.float()
+        gray = torch.randint(0, 256, (count, 1, size, size), generator=generator, device=device)
+        return gray.float()
     rows = torch.arange(count) % len(found.images)
     return found.images[rows].to(device).float()
 
@@ -70,7 +70,7 @@ def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
 def on_clothes(
     engine: Engine, x: torch.Tensor, labels: torch.Tensor, whole: Standard, counts: Sequence[int]
 ) -> list[Record]:
-    """Return the share of right answers among the first images, for each count."""
+    """Return the accuracy on the first images, for each count."""
     (result,) = fresh(lambda: engine(x), tensors)
     logits, exact = result.cpu(), whole.expected[0].cpu()
     records = []

@@ -39,7 +39,7 @@ class _Replacing(TorchDispatchMode):
 
 
 def in_loops() -> TorchDispatchMode:
-    """Compile the loops, and return a mode that runs every layer of a ResNet by one, on one thread in fp32."""
+    """Compile the loops, and return a mode that runs every layer of a ResNet by a loop, on one thread in fp32."""
     _library()
     return _Replacing(
         {
@@ -55,14 +55,14 @@ def in_loops() -> TorchDispatchMode:
 
 
 def convolutions_on(device: torch.device, dtype: torch.dtype) -> TorchDispatchMode:
-    """Return a mode that runs convolutions and BatchNorm by kernels on a GPU, with every image copied there and back.
+    """Return a mode that runs convolutions and BatchNorm by kernels on a GPU, copying every image to the GPU and back.
 
     Weights are copied once.
     """
     there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def weight(tensor: torch.Tensor, type: torch.dtype) -> torch.Tensor:
-        if id(tensor) not in there:  # the tensor is kept alive, so that its id stays unique
+        if id(tensor) not in there:  # keep the tensor alive, so that its id stays unique
             copied = tensor.to(device, type)
             laid = copied.contiguous(memory_format=torch.channels_last) if copied.dim() == 4 else copied
             there[id(tensor)] = tensor, laid

@@ -35,10 +35,9 @@ from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 
 CALLS_IN_A_ROW = 10
-"""Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
-calls."""
+"""Consecutive calls of a system without a CUDA graph: the CPU may run ahead of the GPU, as in a user's loop."""
 _LONG_CALL_US = 10_000.0
-"""Microseconds of a call that are worth no such loop: launches are a small part of it."""
+"""Calls above this many microseconds need no such loop: launches are a small part of them."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 1000
 
 
@@ -53,12 +52,13 @@ class Case:
     """Seconds that each system is timed."""
     ceilings: Ceilings | None = None
     own: bool = False
-    """True if all systems are Escalade's: they become rungs of it, and none is allowed a peer's larger error."""
+    """True if all systems are Escalade's: they are recorded as its rungs, and none gets a peer's larger tolerance."""
     by_call: bool = False
-    """True if rates are those of whole calls, from host memory to host memory. Without a graph they run on the CPU."""
+    """True if rates are of whole calls, from host memory to host memory. Systems without a graph then run on the
+    CPU."""
 
     def allowance(self, system: str) -> float:
-        """Return how many times the tolerance a system may be off."""
+        """Return the factor on the tolerance for a system."""
         return 1.0 if self.own or system == "escalade" else PEERS
 
     @property
@@ -91,7 +91,7 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
 
 
 def _has_run(record: Record) -> bool:
-    """True if the record is ours and has a result, right or wrong."""
+    """Return True if the record is ours and has a result, correct or not."""
     return not record.is_peer and bool(record.layout)
 
 
@@ -171,7 +171,7 @@ def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[R
         except Unavailable as missing:
             say(f"{_label(case)}: without {system}: {missing}")
             wrong.append(replace(case.blank(system, ""), failure=str(missing)))
-        except Exception as broken:  # a system may fail in any way: the others go on
+        except Exception as broken:  # a system may fail in any way: continue with the others
             failure_reason(broken)  # unless it was an interrupt
             wrong.append(replace(case.blank(system, ""), failure=f"{type(broken).__name__}: {broken}"))
     return right, wrong
@@ -212,7 +212,7 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
     on_gpu = case.task.device.type == "cuda"
     peers, how = [one.peer for one in ready], "calls" if on_gpu else "cpu"
     calls: dict[str, Sampler] = {one.name: CallSampler(one.call, one.wait, 1, how) for one in peers}
-    if not case.by_call:  # the process may have been waiting, its caches cold
+    if not case.by_call:  # after a wait, the process's caches are cold
         warm = interleave(calls, seconds_each=0, min_rounds=2, max_rounds=2)
         quick = [one for one in peers if not one.replay and warm[one.name].median_us < _LONG_CALL_US]
         if on_gpu and quick:
@@ -228,7 +228,7 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
 
 
 def time_on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
-    """Time by events, in turns, after two rounds: the first replay of a graph also uploads it."""
+    """Time by events, interleaved, after two rounds: the first replay of a graph also uploads it."""
     if not samplers:
         return {}
     interleave(samplers, seconds_each=0, min_rounds=2, max_rounds=2, before_round=keep_busy)
@@ -238,7 +238,7 @@ def time_on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str,
 
 
 def time_by_clock(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
-    """Time by the wall clock, in turns."""
+    """Time by the wall clock, interleaved."""
     return interleave(samplers, seconds_each=seconds, min_rounds=_MIN_ROUNDS, max_rounds=_MAX_ROUNDS)
 
 
@@ -289,7 +289,7 @@ def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
 
 
 def _with_refusals(records: Sequence[Record], failures: Sequence[Record]) -> list[Record]:
-    """Note a failed layout on the record of a system's other layout; a system without a time is a failure."""
+    """Note a failed layout in the record of the system's other layout; a system without a time is a failure."""
     found = {record.system: record for record in records}
     alone: dict[str, Record] = {}
     for failed in failures:

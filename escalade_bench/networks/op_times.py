@@ -1,4 +1,4 @@
-"""Both convolutions of a LeNet by every rung of their ladder, beside cuDNN.
+"""Both convolutions of a LeNet by every rung of their ladder, and by cuDNN.
 
 The records are those of `escalade ladder few_channels`.
 """
@@ -56,7 +56,7 @@ def _problems(operation: Operation[Any], setting: Setting) -> list[Any]:
 def _compile(
     operation: Operation[Any], asked: Mapping[Any, Mapping[str, tuple[str, ...]]], setting: Setting
 ) -> None:
-    """Compile on all cores before the climbs, which report what fails."""
+    """Compile on all cores before the climbs, which report failures."""
     here = architecture(setting.device.index or 0)
     planned = [
         job

@@ -1,4 +1,4 @@
-"""Parts that any network has: accuracy, batches, a stream."""
+"""Parts common to all networks: accuracy, batches, a stream."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from escalade_bench.networks.workload import Say, Setting, Workload, reference
 from escalade_bench.peers.network import Task, tensors
 
 MARGIN = 0.01
-"""Least margin of the largest logit over the next, relative to it, for an image whose answer counts."""
+"""Smallest relative margin of the largest logit over the next, for an image whose top-1 counts."""
 _ACCURACY_INPUTS = {"cuda": 64, "cpu": 2}
 
 
 class Accuracy:
-    """Inputs and their results in float64 on the CPU, by which engines are judged."""
+    """Inputs and their results in float64 on the CPU, to compare engines with."""
 
     def __init__(self, workload: Workload, model: nn.Module, count: int, size: int, seed: int) -> None:
         self._workload, self._model = workload, model
@@ -33,7 +33,7 @@ class Accuracy:
         self._expected = reference(model, self._inputs, workload.chunk)
 
     def check(self, engine: Engine) -> Record:
-        """Return the error over all results, with a note on the answers of images that have a clear one."""
+        """Return the error over all results, with a note on the top-1 agreement of images with a clear margin."""
         count, size, dtype = len(self._inputs), self._inputs.shape[-1], engine.dtype
         record = Record(
             f"{self._workload.name}_accuracy", f"{size}_n{count}", dtype, "", count, "escalade", ""
@@ -49,7 +49,7 @@ class Accuracy:
         return replace(record, error=error, tolerance=own.tolerance, failure=failure, note=note)
 
     def note(self, logits: torch.Tensor) -> str:
-        """Return what the results are worth to a user: the answers of a classifier."""
+        """Describe the results in a user's terms: the top-1 classes of a classifier."""
         if not self._workload.classifies:
             return f"{len(logits)} rows of {self._inputs.shape[-1]}"
         same = (logits.argmax(1) == self._expected.argmax(1))[self.clear]
@@ -60,7 +60,7 @@ class Accuracy:
 
     @property
     def clear(self) -> torch.Tensor:
-        """True for each image with an answer that rounding should not change."""
+        """Return True for each image whose top-1 class rounding should not change."""
         first, second = self._expected.topk(2).values.unbind(1)
         return (first - second) > MARGIN * first.abs()
 
@@ -85,7 +85,7 @@ def over_batches(
     sizes: tuple[int, ...],
     say: Say,
 ) -> Iterator[list[Record]]:
-    """Measure a model in every batch and dtype, beside the peers that are measured there."""
+    """Measure a model in every batch and dtype, together with its peers."""
     for batch in sizes:
         say(f"{workload} batch {batch}: float64")
         x, standards = setting.known(model, batch, 2, tuple(engines))
@@ -98,7 +98,7 @@ def over_batches(
 
 
 def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> torch.Tensor:
-    """Return bytes normalized by means and deviations, as a compiled engine does it, in fp32."""
+    """Return bytes normalized by means and deviations in fp32, as a compiled engine does."""
     mean, deviation = (
         torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1) for values in normalize
     )

@@ -26,8 +26,8 @@ _CALIBRATION_IMAGES = 4
 _BLOCK_SCALE = 0.3
 _CLASSES = 1000
 _CHAOS = 100.0
-"""Factor on the usual largest tolerance for gradients of random weights, where PyTorch's are as far off: the growth of
-a rounding error through the layers is a matter of chance."""
+"""Factor on the usual largest tolerance for gradients of random weights, if PyTorch's error is as large: the growth of
+rounding errors through such layers is chaotic."""
 
 
 def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
@@ -101,7 +101,7 @@ def _damp(model: ResNet, x: torch.Tensor) -> None:
 def images(count: int, size: int = SIZE, seed: int = 0) -> torch.Tensor:
     """Return normalized images [count, 3, size, size]: blotches of several sizes, each with its own color and contrast.
 
-    White noise would not do: a network does not distinguish samples of it.
+    White noise is unsuitable: a network does not distinguish samples of it.
     """
     generator = torch.Generator().manual_seed(seed)
 

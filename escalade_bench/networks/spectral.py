@@ -26,7 +26,7 @@ _LOUDEST, _QUIETEST, _SPREAD = 1.0, -3.0, (0.6, 1.4)
 def frames(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
     """Return rows like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
 
-    They are made on the device: a million rows take a CPU seconds.
+    They are generated on the device: a million rows take seconds on a CPU.
     """
     generator = torch.Generator(device).manual_seed(seed)
     x = torch.randn(count, FRAMES, BANDS, generator=generator, device=device)

@@ -2,9 +2,9 @@
 
 The tensors are the losses of a few steps, the momenta (sums of gradients), and the changes of parameters and buffers.
 Sizes differ by orders of magnitude between layers, and the gradient of a bias in front of a BatchNorm is nothing but
-rounding. So each tensor is judged by itself, relative to its own size: its norm, its gain (the part of the error that
-scales the tensor), its worst row and its worst element. Each may be a small factor larger than PyTorch's. All tensors
-of a kind together have a limit that does not depend on PyTorch.
+rounding. So each tensor is judged separately, relative to its own size: by its norm, its gain (the component of the
+error along the tensor), its worst row and its worst element. Each may be a small factor larger than PyTorch's. All
+tensors of a kind together have a limit that does not depend on PyTorch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from escalade_bench.networks.judging import LEAST, TIMES, tolerance
 GRADIENTS, UPDATES = "gradient", "update"
 _STATISTICS = ("error", "gain", "worst row", "worst element")
 _EXTREMES = 2.0
-"""Further factor for a gain, the worst row and the worst element, which vary more than a norm."""
+"""Additional factor for the gain, the worst row and the worst element, which vary more than a norm."""
 _ROW, _ELEMENT = 4.0, 8.0
-"""Least limits of the worst row and the worst element, as multiples of the norm's."""
+"""Smallest limits of the worst row and the worst element, as multiples of the norm's."""
 _GAIN = 0.01
-"""Least limit of a gain: it matters where rounding errors have grown, and a norm cannot show a scaled tensor."""
+"""Smallest limit of a gain. It catches a scaled tensor whose norm is within a tolerance widened by grown errors."""
 _NOISE = 0.5
-"""Relative error of PyTorch from which a tensor is rounding only; it may be another time as far off."""
+"""Relative error of PyTorch from which a tensor is only rounding noise; ours may have the same error again."""
 _MANY = 64
-"""Elements from which the gain of a rounding error is not a matter of chance."""
+"""Elements from which the gain of random rounding errors is negligible."""
 
 
 def errors(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -65,7 +65,7 @@ def _failure(what: str, error: float, limit: float) -> str:
 
 @dataclass(frozen=True)
 class StepStandard:
-    """The tensors that a step should leave, and PyTorch's errors."""
+    """The expected tensors after a step, and PyTorch's errors."""
 
     dtype: str
     names: tuple[str, ...]

@@ -42,7 +42,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 """Variants that are compared with each other, by title; the first is the baseline."""
 _ABLATION_BATCHES, _PAIR_BATCHES = (64,), (256,)
 _PAIRED = 6
-"""Techniques that are also removed two at a time: those that gain most. The others hardly gain anything together."""
+"""Techniques that are also removed in pairs: those that gain most. Pairs of the others hardly matter."""
 Call = Callable[[], torch.Tensor]
 Variants = Iterable[tuple[str, Callable[[], NetworkPeer]]]
 """Names, each with a function that makes the step."""
@@ -100,7 +100,7 @@ def changing(records: Sequence[Record]) -> list[str]:
 
 
 def strongest(records: Sequence[Record], names: Sequence[str]) -> list[str]:
-    """Return the techniques that a step is slowest without, in the order of `names`."""
+    """Return the techniques whose removal slows a step down most, in the order of `names`."""
     slowed = {record.rung: record.median_us or 0.0 for record in records}
     kept = sorted(names, key=lambda name: -slowed.get(WITHOUT + name, 0.0))[:_PAIRED]
     return [name for name in names if name in kept]

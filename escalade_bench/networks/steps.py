@@ -1,4 +1,4 @@
-"""Records of the steps of a plan on the GPU, each timed by itself."""
+"""Records of the steps of a plan on the GPU, each timed alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record
 
 SUFFIX = "_steps"
-"""Suffix of the workload of these records, behind the network's name."""
+"""Suffix of the workload of these records, after the network's name."""
 
 
 def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceilings) -> Explanation:

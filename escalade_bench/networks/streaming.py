@@ -1,6 +1,6 @@
-"""Images from host memory through `Engine.stream`, beside its bounds: compute alone and copies alone.
+"""Images from host memory through `Engine.stream`, compared with its bounds: compute alone and copies alone.
 
-All of them are verified before they are timed, and after.
+All are verified before and after timing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _DISTINCT = 4
 """Distinct host batches, passed in turns; each is larger than a CPU's caches."""
 _REPETITIONS = 5
 _SHORT_REPETITIONS = 25
-"""Repetitions of streams that are over in milliseconds."""
+"""Repetitions of streams that take only milliseconds."""
 _MOST_BATCHES = 400
 _LOAD_SECONDS = 0.4
 """Seconds of streaming over which utilization and PCIe traffic are sampled, apart from the timing."""
 
 Known = Callable[[torch.Tensor], Standard]
-"""Makes the expected results of a host batch."""
+"""Computes the expected results of a host batch."""
 
 
 def measure_stream(
@@ -84,7 +84,7 @@ def measure_stream(
     def wrong() -> list[Record]:
         """Return failures as records without a time."""
         spoil((*program.inputs, *program.outputs, arrived))
-        for name in reversed(bounds):  # compute last: filling inputs again may overwrite outputs
+        for name in reversed(bounds):  # compute last: refilling inputs may overwrite outputs
             runs[name](1)
         found = {
             "compute alone": standards[0].judge(program.outputs)[1],

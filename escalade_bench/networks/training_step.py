@@ -1,4 +1,4 @@
-"""Whole training steps, `escalade.training_step` beside PyTorch's: verified after a few of them, then timed."""
+"""Whole training steps, `escalade.training_step` and PyTorch's: verified after a few steps, then timed."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _norm(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
-    """Return our own step, or one without some techniques. Its memory is the peak of a step, as its peers' is; the
-    peak of making it is in its config."""
+    """Return our own step, or one without some techniques. Its memory is the peak of a step, as for peers; the
+    peak during planning is in its config."""
     layout = lesson.layouts[-1]
     x, target = lesson.batch(layout)
     lesson.model_in(layout)
@@ -182,7 +182,7 @@ def made(lesson: Lesson, layout: str, without: Collection[str] = ()) -> tuple[Pu
 
 
 def phases(plan: Plan) -> dict[str, int]:
-    """Return the peak bytes of the arena up to the loss, behind it, and in the optimizer."""
+    """Return the peak bytes of the arena in the forward pass, in the backward pass, and in the optimizer."""
     end = len(plan.steps)
     loss = next(number for number, one in enumerate(plan.steps) if one.node.name == plan.graph.outputs[0])
     spans = {"forward": (0, loss), "backward": (loss + 1, end - 1), "optimiser": (end, end)}

@@ -25,7 +25,7 @@ from escalade_bench.peers.registry import SLOW
 from escalade_bench.trial import Say
 
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
-"""Number of inputs that ranges for 8 bits are measured on, and their seed: they are neither judged nor timed."""
+"""Number and seed of the calibration inputs for 8-bit dtypes, which are neither verified nor timed."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Part:
     """One table of a run."""
 
     measure: Callable[[Setting, Say], Iterator[list[Record]]]
-    """Yields records piece by piece, so that an interrupted run keeps what it has."""
+    """Yields records one by one, so that an interrupted run keeps those it has."""
     usual: bool = True
-    """False to measure it only if it is named."""
+    """False to measure it only if requested by name."""
     needs_gpu: bool = False
     dtypes: tuple[str, ...] = ()
     """Dtypes of the part; empty for all of the workload's."""
@@ -59,9 +59,9 @@ class Stream:
 class Workload:
     name: str
     make: Callable[[int, int], nn.Module]
-    """Makes the model from a size and a seed: on the CPU, in fp32 and evaluation mode, deterministically."""
+    """Creates the model from a size and a seed: on the CPU, in fp32 and evaluation mode, deterministically."""
     make_inputs: Callable[[int, int, int, torch.device], torch.Tensor]
-    """Makes fp32 inputs from a count, a size, a seed and a device."""
+    """Creates fp32 inputs from a count, a size, a seed and a device."""
     size: int
     """The default size of an input."""
     batches: tuple[int, ...]
@@ -75,17 +75,17 @@ class Workload:
     small_batches: tuple[int, ...] = (1,)
     """Batches on the CPU."""
     slow_batches: tuple[int, ...] = ()
-    """The batches with peers that are slow to make; empty for all."""
+    """Batches at which slow peers are measured; empty for all."""
     chunk: int = 16
     """Inputs per forward pass in float64."""
     classifies: bool = True
-    """True if the largest of its results is its answer."""
+    """True for classifiers: the largest result is the predicted class."""
     most: float = 1.0
     """Factor on the usual largest tolerance, where PyTorch's results are as far off: with untrained weights, rounding
     errors grow from layer to layer."""
     trials: int = 1
-    """Number of measurements of PyTorch's own error, over inputs that differ by their rounding; the largest counts.
-    With untrained weights, the growth of a rounding error is a matter of chance."""
+    """Number of measurements of PyTorch's own error, over inputs that differ by rounding; the largest counts. With
+    untrained weights, the growth of rounding errors is chaotic."""
     layout: str = "nhwc"
     """Layout of the caller's images."""
     stream: Stream | None = None
@@ -105,7 +105,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: the network, devices, batches, dtypes and peers."""
+    """Settings of one run: the network, devices, batches, dtypes and peers."""
 
     workload: Workload
     model: nn.Module

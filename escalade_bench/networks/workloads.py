@@ -40,7 +40,7 @@ def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Ten
 
 
 class _Reconstruction(parts.Accuracy):
-    """The accuracy of an autoencoder: the mean square of what is lost of its images."""
+    """Measure the accuracy of an autoencoder: the mean squared error of its reconstructions."""
 
     def note(self, results: torch.Tensor) -> str:
         x, exact = self._inputs.double().cpu(), self._expected.cpu()
@@ -106,7 +106,7 @@ TRAINED = tuple(
 _SIDE = 224
 """Default side of the images of a constructor's network."""
 _MOST, _TRIALS = 50.0, 3
-"""Judgment of rounding where weights may be untrained: see `Workload`."""
+"""Tolerance settings for networks whose weights may be untrained: see `Workload`."""
 
 
 def workload(name: str) -> Workload:
@@ -118,7 +118,7 @@ def workload(name: str) -> Workload:
     if ":" in name:
         return _of_constructor(name)
     raise UnsupportedError(
-        f"there is no workload {name!r}; there is {', '.join(WORKLOADS)}, any constructor as module:name, "
+        f"there is no workload {name!r}; known: {', '.join(WORKLOADS)}, any constructor as module:name, "
         f"{MODEL_FILES}. For a saved engine, `escalade bench check` compares its plan "
         "with PyTorch"
     )
@@ -141,7 +141,7 @@ def require_options(dtypes: tuple[str, ...], size: int | None, chosen: Workload)
 def wanted_parts(
     named: set[str], with_usual: bool, phases: bool, chosen: Workload, on_gpu: bool
 ) -> tuple[str, ...]:
-    """Return the named parts, and the usual ones that can be measured here; without phases if not wanted."""
+    """Return the named parts, or the usual ones that can be measured here, optionally without phases."""
     for name in named:
         if name not in chosen.parts:
             raise UnsupportedError(f"{chosen.name} has no part {name!r}; it has {', '.join(chosen.parts)}")

@@ -1,1 +1,1 @@
-"""Other systems, measured beside ours in the same process: one module a system, and the registry of them all."""
+"""Other systems, measured in the same process as ours: one module per system, and a registry."""

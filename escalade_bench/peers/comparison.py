@@ -1,4 +1,4 @@
-"""Compares our fastest record with the best peer, each timed by the same clock."""
+"""Compare our fastest record with the best peer, both timed by the same clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Against:
     ratio: float | None = None
     """The peer's time divided by ours: above 1 we are faster. None if either was not timed."""
     note: str = ""
-    """The peers that matter and were not measured, or measured with other versions."""
+    """Important peers that were not measured, or measured with other versions."""
 
 
 def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against:

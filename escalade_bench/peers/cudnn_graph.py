@@ -1,4 +1,4 @@
-"""cuDNN's graph API as a peer: of all plans that its heuristics offer for a problem, the fastest with a right result.
+"""cuDNN's graph API as a peer: the fastest plan with a correct result among all that its heuristics offer.
 
 PyTorch calls cuDNN for a convolution, or for one with bias and ReLU. A cuDNN graph holds a convolution with its whole
 epilogue, or a gradient, and has dozens of plans: kernels, tile sizes, splits. It needs the package
@@ -104,7 +104,7 @@ def _sized(tensor: Any, size: tuple[int, ...]) -> Any:
 
 
 def drawings(operation: Operation[Any], problem: Any, where: Mapping[str, Any]) -> Iterator[Drawing]:
-    """Draw all graphs that compute a problem; `where` has the handle of a device, or its properties."""
+    """Build all graphs that compute a problem; `where` has the handle of a device, or its properties."""
     draw = _DRAW.get(operation.name)
     if draw is None:
         raise UnsupportedError(f"{SYSTEM} has no graph for {operation.name}; it has {', '.join(_DRAW)}")
@@ -138,7 +138,7 @@ def _forward(p: Conv2dProblem, where: Mapping[str, Any]) -> Iterator[Drawing]:
 def _forward_in_order(
     p: Conv2dProblem, where: Mapping[str, Any], name: str, order: tuple[str, str]
 ) -> Drawing:
-    """Draw convolution, epilogue and ReLU. In FP8, scale by filter, then the residual and result by `scales`."""
+    """Build convolution, epilogue and ReLU. In FP8, scale by filter, then the residual and result by `scales`."""
     drawing, fp8 = Drawing(name, p, where), p.dtype == "fp8"
     graph = drawing.graph
     y = graph.conv_fprop(image=drawing.input("x"), weight=drawing.input("weight"), **drawing.geometry)

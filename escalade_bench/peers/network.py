@@ -64,7 +64,8 @@ class Replay:
 
 @dataclass(frozen=True)
 class NetworkPeer:
-    """A user's `call`, with inputs on the device already, and if possible a `replay` of its CUDA graph alone."""
+    """A prepared system: a user's `call`, with inputs already on the device, and if possible a `replay` of its CUDA
+    graph."""
 
     system: str
     layout: str
@@ -78,7 +79,7 @@ class NetworkPeer:
     peak_bytes: int | None = None
     note: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for the record: the mode of a compiler, the seconds it took."""
+    """Settings for the record, such as a compiler's mode and duration."""
 
     @property
     def name(self) -> str:
@@ -90,18 +91,20 @@ Maker = Callable[[Task], list[NetworkPeer]]
 
 
 class Budget:
-    """Total seconds for making slow peers; None is unlimited."""
+    """Total seconds for preparing slow peers; None is unlimited."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._limit = seconds
         self._spent = 0.0
 
     def limited(self, system: str, make: Maker) -> Maker:
-        """Wrap a maker: refuse when the budget is spent, and note the seconds in the config of its peers."""
+        """Wrap a maker: refuse once the budget is spent, and record the seconds in the config of its peers."""
 
         def made(task: Task) -> list[NetworkPeer]:
             if self._limit is not None and self._spent >= self._limit:
-                raise Unavailable(f"{system} was not made: the {self._limit:g} s for slow peers were spent")
+                raise Unavailable(
+                    f"{system} was not prepared: the {self._limit:g} s for slow peers were spent"
+                )
             began = time.perf_counter()
             try:
                 found = make(task)

@@ -108,6 +108,6 @@ def chosen(names: Sequence[str], known: Mapping[str, Known]) -> dict[str, Known]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UnsupportedError(
-            f"there is no peer {unknown[0]!r} here; there is {', '.join(known)}, or `all` or `none` by itself"
+            f"there is no peer {unknown[0]!r} here; known: {', '.join(known)}; or pass `all` or `none` alone"
         )
     return {name: known[name] for name in names}

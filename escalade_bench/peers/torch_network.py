@@ -85,8 +85,8 @@ def compiled(
 def compile_model(model: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """Compile a model or function for fixed sizes.
 
-    Among processes that take turns it is compiled while they run, and its first call, which times kernels to choose
-    among them, waits for the turn.
+    If processes take turns on the GPU, compilation overlaps with the others. The first call, which times kernels to
+    choose among them, waits for a turn.
     """
     if not takes_turns():
         return torch.compile(model, mode=mode, dynamic=False)
@@ -123,7 +123,7 @@ def compiler_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _benchmarking_in_turns() -> Iterator[None]:
-    """Let Inductor's search among kernels wait for turns, among processes that take them; it compiles meanwhile."""
+    """Let Inductor's kernel search wait for a turn on the GPU; its compilation does not."""
     if not takes_turns():
         yield
         return
@@ -210,7 +210,7 @@ def _folded(model: nn.Module) -> tuple[nn.Module, str]:
         return model, ""
     try:
         return fuse(copy.deepcopy(model).double()), ""  # float64, so that folding adds no rounding
-    except Exception as broken:  # torch.fx raises anything on code that it cannot trace
+    except Exception as broken:  # torch.fx may raise anything on code that it cannot trace
         return model, f"BatchNorm is not folded: {failure_reason(broken)}"
 
 

@@ -24,9 +24,9 @@ from escalade_bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Repl
 from escalade_bench.peers.torch_network import MODES, compile_model, repeat, require_cuda, warm_up
 
 STEPS = 3
-"""Steps before the comparison: the last one uses weights and momenta of the others."""
+"""Steps before the comparison: the last one depends on weights and momenta of the earlier ones."""
 MOMENTUM, DECAY = 0.9, 1e-2
-"""The decay is large, so that a step without it is seen."""
+"""The weight decay is large, so that a step without it is detected."""
 MIXED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Autocast dtype per dtype of a lesson."""
 Call = Callable[[], Any]
@@ -34,7 +34,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Lesson:
-    """The start of a training step, shared by all systems."""
+    """Initial state and batch of a training step, shared by all systems."""
 
     model: nn.Module
     """The model on the device, in fp32 and training mode; never modified."""
@@ -116,7 +116,7 @@ class Pupil:
     def peer(
         self, system: str, layout: str, call: Call, restart: Call | None = None, **others: Any
     ) -> NetworkPeer:
-        """Return a step as a system that is judged by the model after a few steps."""
+        """Return a step as a system that is verified by the model's state after a few steps."""
         wait, results = waiting(self._momenta[0].device), partial(self.after, step=call)
         return NetworkPeer(system, layout, call, results, wait, restart=restart or self.restart, **others)
 

@@ -86,13 +86,13 @@ def _run(
         try:
             done = subprocesses.run_python_under(command, name, [asked, str(told)], SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoCounters(f"ncu did not come to an end: {error}") from error
+            raise NoCounters(f"ncu did not finish: {error}") from error
         output = done.stdout + done.stderr + (files.read(log) or b"").decode(errors="replace")
         return output, json.loads(files.read(told) or b"{}")
 
 
 def launch(make: Callable[[], Target]) -> None:
-    """In the process under ncu: run a target once to load its kernels, and once to be counted."""
+    """Runs in the process under ncu: run a target once to load its kernels, and once to be counted."""
     told: dict[str, Any]
     try:
         target = make()

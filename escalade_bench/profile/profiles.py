@@ -1,4 +1,4 @@
-"""Profiles: parts, their kernels with counters or times, floors, and what bounds each kernel, in words."""
+"""Profiles: parts, their kernels with counters or times, floors, and the bottleneck of each kernel in words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WIDEST_REQUEST = 16.0
 """Sectors per request of a warp with contiguous loads of 16 bytes per thread; more are scattered."""
 CONFLICTS_PCT = 10.0
 FEW_WARPS_PCT = 25.0
-_CONFLICTS = "{:.0f}% of the turns of shared memory are bank conflicts"
+_CONFLICTS = "{:.0f}% of shared-memory wavefronts are bank conflicts"
 _UNITS = {
-    "dram_pct": "is busy with memory: it moves {:.0f}% of what it could",
-    "tensor_pct": "is busy on tensor cores: they work in {:.0f}% of all cycles",
-    "issue_pct": "is busy issuing: instructions in {:.0f}% of all cycles",
+    "dram_pct": "is memory bound: {:.0f}% of the peak bandwidth",
+    "tensor_pct": "is bound by tensor cores: active in {:.0f}% of all cycles",
+    "issue_pct": "is issue bound: instructions in {:.0f}% of all cycles",
 }
 _WAITS = {
     "long_scoreboard": "memory",
@@ -51,7 +51,7 @@ def diagnose(part: Part, kernels: Sequence[Counters], floor_us: float | None) ->
     found = [_bottleneck(longest)]
     moved = [one.dram_bytes for one in kernels if one.dram_bytes is not None]
     if part.bytes and len(moved) == len(kernels) and sum(moved) >= TOO_MUCH * part.bytes:
-        found.append(f"moves {sum(moved) / part.bytes:.1f}x the bytes that it must")
+        found.append(f"moves {sum(moved) / part.bytes:.1f}x the compulsory bytes")
     if floor_us:
         found.append(f"takes {sum(times) / floor_us:.1f}x its floor")
     found.append(_scattered({"load": longest.load_sectors, "store": longest.store_sectors}, " and "))
@@ -83,11 +83,9 @@ def _few_warps(one: Counters) -> str:
         return ""
     if max(one.tensor_pct or 0.0, one.dram_pct or 0.0) >= BUSY_PCT:
         return ""
-    takes = [f"{one.registers} registers a thread"] if one.registers else []
-    takes += [f"{one.shared_bytes / 1024:.0f} KiB of shared memory a block"] if one.shared_bytes else []
-    return f"{one.occupancy_pct:.0f}% of the warps that fit are there" + (
-        f", with {' and '.join(takes)}" if takes else ""
-    )
+    takes = [f"{one.registers} registers per thread"] if one.registers else []
+    takes += [f"{one.shared_bytes / 1024:.0f} KiB of shared memory per CTA"] if one.shared_bytes else []
+    return f"occupancy is {one.occupancy_pct:.0f}%" + (f", with {' and '.join(takes)}" if takes else "")
 
 
 def diagnose_counts(counts: Counts) -> str:
@@ -95,7 +93,7 @@ def diagnose_counts(counts: Counts) -> str:
     found = []
     if counts.unique_read_bytes:
         times = counts.read_bytes / counts.unique_read_bytes
-        found.append(f"asks for each byte that it reads {times:.1f} times")
+        found.append(f"requests each byte {times:.1f} times")
     found.append(
         _scattered({kind: counts.of("global", kind).per_request for kind in ("load", "store")}, "; ")
     )

@@ -1,4 +1,4 @@
-"""Figures that got slower or faster since older records, beyond the spread of both."""
+"""Figures that got slower or faster than in older records, beyond the spread of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade_bench.report.table import Column, Table, columns, text
 Records = Mapping[str, Sequence[Record]]
 """Records by GPU folder."""
 Change = tuple[Record, Record]
-"""An old and a new record of the same thing, timed in the same way on a card of the same name."""
+"""An old and a new record with the same key, timed in the same way on the same model of card."""
 
 
 def speedup(change: Change) -> float:
@@ -34,7 +34,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Changes:
-    """Everything that both have a time of, and how much only one has."""
+    """Keys timed in both, and the number of keys in only one."""
 
     same: tuple[Change, ...]
     only_old: int
@@ -42,7 +42,7 @@ class Changes:
 
     @property
     def slower(self) -> list[Change]:
-        """Changes in which four fifths of the new samples take longer than four fifths of the old ones."""
+        """Return changes where the new p20 is above the old p80."""
         return sorted((c for c in self.same if (c[1].p20_us or 0) > (c[0].p80_us or c[0].time)), key=speedup)
 
     @property
@@ -67,7 +67,7 @@ class Changes:
 
 
 def read_old(path: pathlib.Path) -> Records:
-    """The records of a results folder, or of one file of them."""
+    """Return the records of a results folder or of one file in it."""
     records = grouped(load(path), lambda r: gpu_folder(r.gpu)) if path.is_file() else load_folder(path)
     if not records:
         raise UnsupportedError(

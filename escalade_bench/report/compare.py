@@ -1,4 +1,4 @@
-"""Picks the records of a table, and compares our times and memory with all peers', each by one clock."""
+"""Select the records of a table, and compare our times and memory with all peers', each by one clock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from escalade_bench.report.table import Column, Table, columns, text
 
 K = TypeVar("K")
 PREFERRED_GPU = "h200"
-"""The GPU that README.md speaks of."""
+"""The GPU whose figures README.md shows."""
 DTYPES = ("fp16", "bf16", "int8", "fp8", "tf32", "fp32")
 Cards = Mapping[str, Sequence[Record]]
 """Records of cards, by GPU folder, the preferred one first."""
 
 
 def named(plot: str, record: Record) -> str:
-    """A plot's name, with the card's if it is not the one that README.md speaks of."""
+    """Return a plot's name, with the card's name unless it is README's GPU."""
     folder = gpu_folder(record.gpu)
     return plot if folder == PREFERRED_GPU else f"{plot}-{folder}"
 
@@ -68,7 +68,7 @@ class Compared:
 
 
 def compared(records: Iterable[Record]) -> list[Compared]:
-    """Our records by dtype and batch, with all peers' records of the same problem."""
+    """Return our records by dtype and batch, with all peers' records of the same problem."""
     found = []
     for own in grouped(records, lambda r: r.comparison).values():
         peers = [r for r in own if r.is_peer]
@@ -104,7 +104,7 @@ def behind(row: Compared) -> tuple[Record, ...]:
 
 
 def times(rows: Sequence[Compared], clock: Clock, systems: Sequence[str] = SYSTEMS) -> list[Column]:
-    """Our time, every peer's (or why it has none), the best peer and the ratio over it."""
+    """Columns: our time, every peer's (or why it has none), the best peer, and the ratio."""
 
     def timed(system: str) -> bool:
         found = [record for row in rows if (record := row.of(system))]
@@ -128,7 +128,7 @@ def note(clock: Clock) -> Column:
 
 
 def comparison(records: Sequence[Record], clock: Clock, title: str, more: Sequence[Column] = ()) -> Table:
-    """One row for each dtype and batch that we have a time of by this clock."""
+    """Return one row per dtype and batch that we timed by this clock."""
     rows = [one for one in compared(records) if clock(one.ours) is not None or one.ours.failure]
     named = "dtype|layout|batch" if len({row.ours.layout for row in rows}) > 1 else "dtype|batch"
     shown = [*columns(named, ours), *times(rows, clock), *more, note(clock)]
@@ -136,7 +136,7 @@ def comparison(records: Sequence[Record], clock: Clock, title: str, more: Sequen
 
 
 def both_clocks(records: Sequence[Record], what: str) -> list[Table]:
-    """Device times, then wall-clock times of calls; the first table has the figures of our own record too."""
+    """Yield tables of device times, then of wall-clock times; the first one also has our record's other figures."""
     rates = "rows/s=images/s|GB/s|% of a copy" if of_rows(records) else "images/s"
     own = columns(f"{rates}|× floor|p20–p80|error", ours)
     device = comparison(records, on_device, f"{what}, in µs of device time", own)
@@ -147,7 +147,7 @@ def both_clocks(records: Sequence[Record], what: str) -> list[Table]:
 
 
 def memory(records: Sequence[Record], title: str) -> Table:
-    """Peak memory in MiB, and ours as a share of the least that a peer needs."""
+    """Return the table of peak memory in MiB, with ours relative to the peers' minimum."""
     rows = [row for row in compared(records) if row.ours.peak_bytes]
 
     def size(row: Compared, system: str) -> int | None:

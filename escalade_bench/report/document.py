@@ -45,14 +45,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of some records: a file below docs/images in Markdown, inline SVG in HTML."""
+    """A plot of some records: a file under docs/images in Markdown, inline SVG in HTML."""
 
     name: str
     title: str
     draw: Callable[[], Figure]
     caption: str = ""
     bars: Sequence[Bar] = ()
-    """The same as a list of bars, which HTML shows instead on a phone."""
+    """The same data as a list of bars, for HTML on a phone."""
 
 
 Item = str | Heading | Table | Plot | Markup
@@ -72,7 +72,7 @@ def begun(title: str, about: str, up: str = "") -> list[Item]:
 
 
 def flat(items: Iterable[Item]) -> Iterator[Item]:
-    """Titles of tables become headings, and their legends paragraphs."""
+    """Turn titles of tables into headings, and legends into paragraphs."""
     for item in items:
         if isinstance(item, Table) and item.title:
             yield Heading(item.level, item.title) if item.level else f"**{item.title}**"
@@ -82,7 +82,7 @@ def flat(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def markdown(items: Iterable[Item], images: str = "images") -> str:
-    """All items, with one line that explains the mark of older figures, if there are any."""
+    """Return all items, with an explanation of the mark of stale figures if there are any."""
     made = []
     every = list(flat(items))
     for item in every:
@@ -100,7 +100,7 @@ def markdown(items: Iterable[Item], images: str = "images") -> str:
 
 
 def html(items: Iterable[Item], folded: int = 0, section: str = "") -> Markup:
-    """All items of a section; what is below a heading of the level `folded` opens on a click."""
+    """Render all items of a section; content under headings of level `folded` is collapsed."""
     made: list[str] = []
     is_open = False
     for number, item in enumerate(flat(items)):
@@ -145,7 +145,7 @@ def _renderer() -> Any:
 
 
 def prose(text: str, inline: bool = False) -> Markup:
-    """Markdown as HTML, without links: they lead to files that are not beside the page."""
+    """Render Markdown as HTML, without links: their targets are not next to the page."""
     tokens = _renderer().parseInline(text) if inline else _renderer().parse(text)
     for token in tokens:
         token.children = [t for t in token.children or () if not t.type.startswith(("link_", "image"))]
@@ -153,7 +153,7 @@ def prose(text: str, inline: bool = False) -> Markup:
 
 
 def origin(records: Sequence[Record]) -> str:
-    """Driver, versions, days and commands of all records, each once. Commits are in the tables."""
+    """Return driver, versions, days and commands of all records, without duplicates. Commits are in the tables."""
     drivers = ", ".join(sorted({record.driver for record in records if record.driver}))
     versions = sorted({", ".join(f"{name} {value}" for name, value in r.versions.items()) for r in records})
     days = sorted({record.date[:10] for record in records})

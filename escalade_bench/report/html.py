@@ -1,4 +1,4 @@
-"""All records as one HTML file that loads nothing: README's table and plots, then every page."""
+"""All records as one self-contained HTML file: README's table and plots, then every page."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from escalade_bench.report.table import Column, Table, columns, items, text
 from escalade_bench.report.tables import on_cards
 
 Section = tuple[str, str, Iterable[Item], int]
-"""A name for links, a title, what is below it, and the level of headings that open on a click."""
+"""A section: anchor, title, items, and the level of collapsed headings."""
 
 _FOLDED = ("steps", "goals", "learning", "records", "provenance")
-"""Sections that open on a click: details, which take more room than all the rest."""
+"""Collapsed sections: details, which are longer than the rest."""
 
 
 def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) -> str:
@@ -61,7 +61,7 @@ def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) 
 
 
 def sections(found: Mapping[str, Sequence[Record]], since: Changes | None) -> Iterator[Section]:
-    """All sections; pages of the docs without their title and the paragraph that says how they are made."""
+    """Yield all sections; pages of the docs without title and the paragraph on how they are generated."""
     everything = [record for own in found.values() for record in own]
     cards = on_cards(found)
     opening = [item for own in cards.values() for item in (*readme.block(own), *summary(own))]
@@ -92,7 +92,7 @@ def _training(own: Sequence[Record]) -> list[Item]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A set of comparisons: our speed relative to the best peer by both clocks, and what is not right."""
+    """A set of comparisons: our speed relative to the best peer by both clocks, and incorrect results."""
 
     title: str
     ratios: Mapping[str, float]
@@ -100,13 +100,13 @@ class Verdict:
     per_call: Mapping[str, float]
     """By the wall clock of a call, by name."""
     wrong: Sequence[str]
-    """Names of what failed or computed something wrong: lost, whatever its time."""
+    """Names of failed or incorrect workloads, which count as lost."""
     records: Sequence[Record]
 
     @staticmethod
     def of(title: str, named: Iterable[tuple[str, Compared]]) -> Verdict:
         rows: dict[str, Compared] = {}
-        for name, row in named:  # every row counts, also those of one name in several layouts
+        for name, row in named:  # every row counts, including several layouts of one name
             rows[name if name not in rows else f"{name} {row.ours.problem} {row.ours.layout}"] = row
         wrong = [name for name, row in rows.items() if row.ours.failure]
         right = {name: row for name, row in rows.items() if not row.ours.failure}
@@ -124,7 +124,7 @@ class Verdict:
 
     @property
     def lost(self) -> set[str]:
-        """Names of all comparisons that are lost by either clock, or are not right."""
+        """Names of all comparisons that are lost by either clock, or incorrect."""
         slower = {name for by in (self.ratios, self.per_call) for name, ratio in by.items() if ratio < 1}
         return slower | {*self.wrong}
 
@@ -156,12 +156,12 @@ def verdicts(own: Sequence[Record]) -> list[Verdict]:
 
 
 def is_judged(row: Compared) -> bool:
-    """True if a network of a module was run, not only planned."""
+    """Return True if a network of a module was run, not only planned."""
     return bool(row.ours.failure) or row.ours.error is not None
 
 
 def summary(own: Sequence[Record]) -> Iterator[Item]:
-    """A sentence on all comparisons, and a row for each set: how many are faster and slower, and the worst."""
+    """Yield a sentence on all comparisons, and a row per set: counts of faster and slower ones, and the worst."""
     found = verdicts(own)
 
     def mean(one: Verdict) -> str:
@@ -196,7 +196,7 @@ def summary(own: Sequence[Record]) -> Iterator[Item]:
 
 
 def _ladders(cards: Cards, everything: Sequence[Record]) -> Iterator[Item]:
-    """Every operation: what was counted of its rungs, and all of them on all problems."""
+    """Yield per operation the counters of its rungs, and all rungs on all problems."""
     for name in OPERATIONS:
         counted = [
             table.titled(table.title, 3)
@@ -207,7 +207,7 @@ def _ladders(cards: Cards, everything: Sequence[Record]) -> Iterator[Item]:
 
 
 def _learning(everything: Sequence[Record]) -> Iterator[Item]:
-    """The training runs that are recorded, with their curves and what they make of images."""
+    """Yield the recorded training runs, with their curves and reconstructions."""
     runs = [r for r in everything if r.workload.endswith(LEARNING) and r.config.get("losses")]
     if not runs:
         yield "No training run is recorded yet: `escalade train autoencoder --data FOLDER --results results`."
@@ -238,7 +238,7 @@ def _learning(everything: Sequence[Record]) -> Iterator[Item]:
 
 
 def _provenance(everything: Sequence[Record]) -> Iterator[Item]:
-    """The machines by number; then a row for all figures of a workload that were made together."""
+    """Yield the machines by number, then a row per workload and run."""
 
     def machine(r: Record) -> tuple[str, str, str]:
         return r.gpu, r.driver, ", ".join(f"{name} {value}" for name, value in r.versions.items())

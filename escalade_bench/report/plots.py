@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 """Suffixes of the files that plots are written to."""
 _INK = "#010203"
-"""Stands for the page's text color until the plot is on the page."""
+"""Placeholder for the page's text color, replaced when the plot is embedded."""
 BLUE, GOLD, RED, PURPLE, GREEN, GREY = "#2f6db5", "#b58a1b", "#c2542d", "#7a52a8", "#3f8f5f", "#8a8f98"
 _DTYPE = {"fp32": BLUE, "tf32": PURPLE, "fp16": RED, "bf16": GOLD, "fp8": GREEN, "int8": GREY}
 _SYSTEM = {
@@ -36,7 +36,7 @@ _ON_PAGE = {_INK: "currentColor"} | {
     for name, color in zip(_NAMES, (BLUE, GOLD, RED, PURPLE, GREEN, GREY), strict=True)
 }
 _STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "escalade",  # the same records give the same file
+    "svg.hashsalt": "escalade",  # reproducible files
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.labelsize": 9,
@@ -57,7 +57,7 @@ _NAMED = re.compile(r'(\bid="|href="#|url\(#)')
 _WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)pt"')
 
 _MOST_PANELS = 2
-"""Panels beside each other: more would be too small to read at the width of README.md."""
+"""Most panels side by side: more would be unreadable at the width of README.md."""
 
 Draw = Callable[[], "Figure"]
 
@@ -72,7 +72,7 @@ def _saved(draw: Draw, kind: str, style: Mapping[Any, Any]) -> bytes:
 
 
 def save(draw: Draw, path: pathlib.Path) -> pathlib.Path:
-    """Write a plot to a file of one of the kinds that its suffix names."""
+    """Write a plot to a file in the format of its suffix."""
     if path.suffix not in PICTURES:
         raise UnsupportedError(
             f"{path.name}: plots are written as {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
@@ -83,7 +83,7 @@ def save(draw: Draw, path: pathlib.Path) -> pathlib.Path:
 
 
 def inline(draw: Draw, name: str, title: str) -> Markup:
-    """A plot as an element of a page on which no other has the name, in the page's font and colors."""
+    """Return a plot as an inline element with a unique name, in the page's font and colors."""
     drawn = _saved(draw, "svg", _INLINE).decode()
     drawn = _DROPPED.sub("", drawn[drawn.index("<svg") :]).replace("xlink:href", "href")
     drawn = _NAMED.sub(rf"\g<1>{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-", drawn)
@@ -108,7 +108,7 @@ _LOG = ", log scale"
 
 
 def _scale(axes: Any, values: Sequence[float], label: str) -> None:
-    """Let the bars start at zero; if the smallest would not show, on a logarithmic axis that says so."""
+    """Start the bars at zero; if the smallest would be invisible, use a labeled logarithmic axis."""
     found = [value for value in values if value > 0]
     if not found or max(found) <= _MOST_LINEAR * min(found):
         axes.set_ylim(0)
@@ -116,7 +116,7 @@ def _scale(axes: Any, values: Sequence[float], label: str) -> None:
         axes.set_ylabel(label)
         return
     axes.set_yscale("log")
-    axes.set_ylim(10.0 ** math.floor(math.log10(0.5 * min(found))))  # the foot of the smallest bar shows
+    axes.set_ylim(10.0 ** math.floor(math.log10(0.5 * min(found))))  # keeps the smallest bar visible
     _plain_ticks(axes.yaxis)
     axes.set_ylabel(label + _LOG)
 
@@ -133,7 +133,7 @@ def _plain_ticks(axis: Any, unit: str = "") -> None:
 def climb(
     steps: Sequence[Record], ceilings: Mapping[str, float], peers: Mapping[str, Record], title: str = ""
 ) -> Figure:
-    """GFLOP/s of every rung from the naive one up, with the card's ceilings and the best peers as lines."""
+    """Plot GFLOP/s of every rung from the naive one up, with the card's ceilings and the best peers as lines."""
     figure, axes = _figure(9.5, 4.8, title)
     rates = [1000 * (r.tflops or math.nan) for r in steps]
     for dtype in dict.fromkeys(r.dtype for r in steps):
@@ -153,9 +153,9 @@ def climb(
 
 
 def speedups(ratios: Mapping[str, float], title: str = "", wrong: Sequence[str] = ()) -> Figure:
-    """A bar per network, the fastest first: above the line we are faster than the best peer.
+    """Plot a bar per network, the fastest first: above the line we are faster than the best peer.
 
-    Networks whose results are wrong are marked behind them, in red.
+    Networks with incorrect results follow, marked in red.
     """
     ordered = [*sorted(ratios.items(), key=lambda pair: -pair[1]), *((name, 1.0) for name in wrong)]
     names, values = zip(*ordered, strict=True)
@@ -181,7 +181,7 @@ def speedups(ratios: Mapping[str, float], title: str = "", wrong: Sequence[str] 
 
 
 def by_batch(records: Sequence[Record], title: str = "") -> Figure:
-    """A panel per dtype: images per second over the batch by device time; dotted is by the wall clock."""
+    """Plot a panel per dtype: images per second over the batch size by device time; dotted by the wall clock."""
     from matplotlib.figure import Figure
 
     timed = [r for r in records if r.images_per_s]
@@ -217,7 +217,7 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
 
 
 def _of_one_batch(panels: Mapping[str, Sequence[Record]], title: str) -> Figure:
-    """Bars by dtype and system: images per second by device time, or by the wall clock where there is no other."""
+    """Plot bars by dtype and system: images per second by device time, or by the wall clock without one."""
     first = next(iter(panels.values()))[0]
     figure, axes = _figure(7.0, 3.6, f"{title}, batch {first.batch:,}".removeprefix(", "))
     rates: dict[str, dict[int, float]] = {}
@@ -244,7 +244,7 @@ def _of_one_batch(panels: Mapping[str, Sequence[Record]], title: str) -> Figure:
 
 
 def learning(run: Record) -> Figure:
-    """The loss of each step, and of the test images after each epoch."""
+    """Plot the loss of each step, and of the test images after each epoch."""
     figure, axes = _figure(6.4, 3.2)
     losses, judged = run.config["losses"], [(step, loss) for step, loss, _ in run.config["evaluations"]]
     axes.plot(*zip(*losses, strict=True), color=BLUE, linewidth=1.2, label="training", gid="losses")

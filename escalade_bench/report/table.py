@@ -29,25 +29,25 @@ _RATIOS = (
     "over the first",
     "fusion alone",
 )
-"""Beginnings of headings above ratios: above 1× is good, below is bad, and HTML colors it."""
+"""Prefixes of headings of ratios: above 1× is good, below is bad; HTML colors them."""
 _OURS = "Escalade"
-"""Beginning of the headings above our times: a text there says why there is none."""
+"""Prefix of headings of our times: text in such a column says why a time is missing."""
 _LOSSES = ("slower", "not right")
-"""Beginnings of headings above counts that should be zero."""
+"""Prefixes of headings of counts that should be zero."""
 _DENSE = 11
-"""Columns from which HTML sets a table in smaller type, so that it fits beside the sections of a page."""
+"""From this many columns on, HTML uses a smaller font, so that the table fits next to the navigation."""
 _MEASURED = "measured"
 _STAMP = re.compile(rf"\w+ \d\d-\d\d(?: {cells.OLDER})?")
 _FIGURE = re.compile(r"[\d,]*\.?\d+")
 _WIDE = ("p20–p80", "GB/s", "registers", "occupancy", "config", "note")
-"""Headings of columns that narrow terminals leave out."""
+"""Headings of columns that are left out on narrow terminals."""
 WIDE = 180
-"""Characters of a terminal that is not narrow."""
+"""Width in characters from which a terminal is not narrow."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. Figures are aligned right, and a column without any is left out."""
+    """A column. Numbers are right-aligned, and an empty column is left out."""
 
     heading: str
     cell: Cell
@@ -78,12 +78,12 @@ def items(*headings: str) -> list[Column]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of any kind; `records` gives the records behind one, whose commit and day the last column shows."""
+    """Rows of any type; `records` returns a row's records, whose commit and day the last column shows."""
 
     columns: Sequence[Column]
     rows: Sequence[Any]
     records: Callable[[Any], Iterable[Record]] | None = lambda row: (row,)
-    """None only for tables without a measured figure; without it, rows are records."""
+    """None only for tables without measured figures; by default rows are records."""
     title: str = ""
     legend: str = ""
     level: int = 4
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def grid(self) -> tuple[list[Column], list[list[str]]]:
-        """The columns that are shown, and the text of every cell in them."""
+        """Return the shown columns, and the text of every cell."""
         every = list(self.columns)
         if self.records is not None:
             sources = self.records
@@ -108,7 +108,7 @@ class Table:
         yield self.rich(options.max_width)
 
     def rich(self, width: int = WIDE) -> Fitted:
-        """For a terminal, where what is shown has just been measured: without commits and days."""
+        """Render for a terminal, without commits and days, since the figures have just been measured."""
         made = Fitted(title=plain(self.title), title_justify="left")
         shown, rows = replace(self, records=None).grid
         kept = [n for n, column in enumerate(shown) if width >= WIDE or column.heading not in _WIDE]
@@ -163,6 +163,6 @@ def _kind(column: Column, cell: str = "") -> str:
 
 def _html(column: Column, cell: str) -> str:
     shown = _STYLES[column.style][1].format(escape(cell)) if cell else ""
-    if column.heading == _MEASURED:  # lines break between commits, not within one
+    if column.heading == _MEASURED:  # break lines between commits only
         shown = _STAMP.sub(r'<span class="stamp">\g<0></span>', shown)
     return f"<td{_kind(column, cell)}>{shown}</td>"

@@ -1,4 +1,4 @@
-"""Writes the generated pages and plots: no figure in README.md and docs is typed by hand."""
+"""Write the generated pages and plots: no figure in README.md and docs is typed by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["PREFERRED_GPU", "markers", "require_records", "stale", "write"]
 NETWORKS = "networks"
 """The generated part of README.md, by the markers around it."""
 README_IMAGES = f"{URL}/raw/main/docs/images"
-"""Absolute: package indexes show README.md without the files beside it."""
+"""An absolute URL: package indexes show README.md without its images."""
 Pages = dict[str, list[Item]]
 """Pages by path from the repository's root."""
 IMAGES = 10**9
@@ -38,7 +38,7 @@ _HOUR_US = 3600e6
 
 
 def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
-    """The records by GPU folder; an error if there are none."""
+    """Return the records by GPU folder; raises if there are none."""
     found = load_folder(results)
     if not found:
         raise EscaladeError(f"there are no records under {results}; --results names the folder that has them")
@@ -55,7 +55,7 @@ def on_cards(found: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
 
 
 def pages(found: Mapping[str, Sequence[Record]]) -> Pages:
-    """The pages that are generated whole."""
+    """Return the fully generated pages."""
     cards, chosen = on_cards(found), _chosen(found)
     made = {
         "ladder.md": ladders.overview(cards),
@@ -70,7 +70,7 @@ def pages(found: Mapping[str, Sequence[Record]]) -> Pages:
 
 
 def blocks(found: Mapping[str, Sequence[Record]]) -> dict[str, Pages]:
-    """The generated parts of pages that are written by hand, by path and by the markers around them."""
+    """Return the generated parts of handwritten pages, by path and marker."""
     own, every = _chosen(on_cards(found)), [record for some in found.values() for record in some]
     return {
         "README.md": {NETWORKS: readme.block(own)},
@@ -86,7 +86,7 @@ def blocks(found: Mapping[str, Sequence[Record]]) -> dict[str, Pages]:
 
 
 def _billion(found: Sequence[Record]) -> list[Item]:
-    """GPU hours for a billion images, for each batch and dtype that ResNet-18 was measured at."""
+    """Return GPU hours for a billion images, per measured batch and dtype of ResNet-18."""
     own = [r for r in of(found, "resnet18") if not r.is_peer and r.median_us]
     if not own:
         return ["Nothing is measured yet: `escalade bench resnet18`."]
@@ -124,7 +124,7 @@ def _beside_twin(found: Sequence[Record]) -> list[Item]:
 
 
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """Bring the generated files up to date; return what was written."""
+    """Update the generated files; return those that were written."""
     found = load_folder(results)
     written = []
     for path, contents in _wanted(found, root).items():
@@ -139,7 +139,7 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def stale(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """The generated files that are not what the records say."""
+    """Return the generated files that differ from the records."""
     wanted = _wanted(load_folder(results), root)
     return [path for path, made in wanted.items() if not path.is_file() or path.read_text() != made]
 
@@ -163,7 +163,7 @@ def markers(part: str) -> tuple[str, str]:
 
 
 def replaced(page: str, part: str, block: str, name: str = "README.md") -> str:
-    """The page with the text between the part's markers exchanged."""
+    """Return the page with the text between the part's markers replaced."""
     begin, end = markers(part)
     before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
@@ -173,5 +173,5 @@ def replaced(page: str, part: str, block: str, name: str = "README.md") -> str:
 
 
 def _chosen(found: Mapping[str, Sequence[Record]]) -> Sequence[Record]:
-    """The records of the GPU that README.md speaks of."""
+    """Return the records of README's GPU."""
     return found.get(PREFERRED_GPU) or (found[min(found)] if found else [])

@@ -1,4 +1,4 @@
-"""Lines and tables of a terminal: ladders, verification, and what the twin or a profiler counted."""
+"""Terminal output: ladders, verification, and counts by the twin or a profiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ceilings_line(ceilings: Ceilings) -> str:
 
 
 def conditions_line(conditions: Iterable[Mapping[str, Any]]) -> str:
-    """The card's state during several measurements, and why it held its clock down; empty if unknown."""
+    """Describe the card's state during measurements, and why it throttled; empty if unknown."""
     seen = [each for each in conditions if each]
 
     def between(name: str, unit: str) -> list[str]:
@@ -61,7 +61,7 @@ def _twin_table(records: Sequence[Record]) -> Table:
 
 
 def failure(record: Record) -> str:
-    """The record that failed, and the first line of why."""
+    """Describe a failed record, with the first line of the reason."""
     who = (record.problem, cells.who(record), record.dtype, record.layout)
     return f"{' '.join(filter(None, who))}: {cells.first_line(record.failure)}"
 
@@ -71,7 +71,8 @@ def remark(record: Record) -> str:
 
 
 def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Table:
-    """One row per rung: the problems that were right, wrong or not taken, and how close to the tolerance it came."""
+    """Return one row per rung: counts of correct, incorrect and unsupported problems, and the largest
+    error/tolerance."""
 
     def count(own: Sequence[Outcome], name: str) -> str:
         return str(sum(bool(getattr(outcome, name)) for outcome in own))
@@ -94,7 +95,7 @@ def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Tabl
 
 
 def profile_table(found: Profile) -> Table:
-    """One row per kernel; the part is named beside its first one."""
+    """Return one row per kernel; a part is named in the row of its first kernel."""
     rows = [(each, number, one) for each in found.parts for number, one in enumerate(each.kernels)]
 
     def of_part(heading: str, cell: Callable[[Profiled], str]) -> Column:
@@ -149,7 +150,7 @@ def count_tables(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def short(count: int) -> str:
-    """Three digits or so: `734`, `12.3k`, `4.06M`."""
+    """Format to about three digits: `734`, `12.3k`, `4.06M`."""
     power = max(0, min(len(_UNITS) - 1, (len(str(count)) - 1) // 3))
     size = f"{count / 1000**power:.3g}"
     return (size if "e" not in size else f"{count / 1000**power:.0f}") + _UNITS[power]

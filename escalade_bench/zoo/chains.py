@@ -1,4 +1,4 @@
-"""Convolutions followed by one to five other operators, as benchmarks of fusion have them, generated from a table."""
+"""Convolutions followed by one to five other operators, as in benchmarks of fusion, generated from a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Applied(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A factor for each channel of an image."""
+    """Learned factor per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Scaled(nn.Module):
 
 
 class Shifted(nn.Module):
-    """A term for each channel of an image."""
+    """Learned bias per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Shifted(nn.Module):
 
 
 class Residual(nn.Module):
-    """Layers whose input is added to their result."""
+    """Layers with a skip connection around them."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ _OPERATORS: Mapping[str, Callable[[int], nn.Module]] = {
     "group_norm": partial(nn.GroupNorm, 8),
     "layer_norm": ChannelLayerNorm,
 }
-"""Operators of chains by name: made for a number of channels."""
+"""Constructors of operators by name, for a number of channels."""
 _TAILS: Mapping[str, tuple[str, ...]] = {
     "conv_3to16": (
         "relu bias", "mish mish", "hardswish relu", "scale min_channels", "subtract tanh subtract avg_pool",

@@ -24,7 +24,7 @@ _CHANNELS, _, _SIDE = IMAGE
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel by a factor that all channels decide on."""
+    """Squeeze-and-excite: channels scaled by a gate computed from all channel means."""
 
     def __init__(self, channels: int = _CHANNELS, fewer: int = 4) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Product(nn.Module):
 
 @dataclass(frozen=True)
 class Layer:
-    """A constructor that says what it takes."""
+    """A constructor with its input shape as `example_shape`."""
 
     parts: tuple[Callable[[], nn.Module], ...]
     example_shape: Sizes = IMAGE
@@ -194,7 +194,7 @@ __all__ = list(LAYERS)
 
 
 def __getattr__(name: str) -> Layer:
-    """Every layer is also the module's, by its name."""
+    """Return a layer's constructor as an attribute of the module."""
     try:
         return LAYERS[name]
     except KeyError:

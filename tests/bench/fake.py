@@ -1,4 +1,4 @@
-"""A small operation of the tests' own, y = 2x, with rungs that are right and rungs that are not."""
+"""A small operation for tests, y = 2x, with correct and incorrect rungs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A GPU made up, so that what measures one can be tested without: clocks, events, graphs, streams and memory.
+"""A fake GPU, to test measurements without one: clocks, events, graphs, streams and memory.
 
-Work that is enqueued begins when the GPU is through with what was enqueued before, and the CPU has come so far. A
-graph keeps PyTorch's operators and the made-up kernels (`Card.kernel`) of its capture; as on a GPU nothing of them has
-been done before the first replay, and what they give is NaN until then.
+Enqueued work starts when the GPU has finished the work before it and the CPU has enqueued it. A graph records
+PyTorch's operators and the fake kernels (`Card.kernel`) of its capture; as on a GPU, nothing runs before the first
+replay, and results are NaN until then.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 LAUNCH_US = 5.0
-"""What the CPU needs to enqueue anything."""
-CYCLES_A_US = 2000.0
+"""CPU time to enqueue anything."""
+CYCLES_PER_US = 2000.0
 
 
 class Card:
-    """Both clocks in microseconds, and what was done."""
+    """Both clocks in microseconds, and the work done."""
 
     def __init__(self) -> None:
         self.cpu = self.gpu = 0.0
@@ -33,7 +33,7 @@ class Card:
         self.allocated = self.peak = 0
 
     def kernel(self, us: float, work: Callable[[], object] = lambda: None) -> None:
-        """Takes so long on the GPU, and does the work."""
+        """Take `us` on the GPU, and do the work."""
         if self.recording is not None:
             self.recording.steps.append((us, work))
             return
@@ -46,13 +46,13 @@ class Card:
 
     def sleep(self, cycles: int) -> None:
         self.log.append("sleep")
-        self.enqueue(cycles / CYCLES_A_US)
+        self.enqueue(cycles / CYCLES_PER_US)
 
     def synchronize(self, device: object = None) -> None:
         self.cpu = max(self.cpu, self.gpu)
 
     def use(self, size: int) -> None:
-        """So many bytes more, or fewer."""
+        """Allocate these bytes, or free them if negative."""
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
 
@@ -86,7 +86,7 @@ class Graph:
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps every operator, to be done again into the same memory. One takes a microsecond."""
+    """Record every operator, to run it again in the same memory. Each takes a microsecond."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class _Event:
         self._card.cpu = max(self._card.cpu, self.at)
 
     def elapsed_time(self, end: _Event) -> float:
-        """Milliseconds, as PyTorch has them."""
+        """Milliseconds, as in PyTorch."""
         return (end.at - self.at) / 1e3
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    """In the place of `torch.cuda`. Tensors stay on the CPU."""
+    """Replacement for `torch.cuda`. Tensors stay on the CPU."""
     made = Card()
     stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=made.synchronize, cuda_stream=0)
     for name, value in {

@@ -1,4 +1,4 @@
-"""The host's time for calls: both systems judged before and after, timed in turns, and shown beside each other."""
+"""Host time of calls: both systems are judged before and after, timed in turns, and shown side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measured(call: Call, dtype: str = "fp32") -> list[Record]:
 
 
 def test_theirs_agrees_with_float64_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so what is asked for can be had: tensors, layouts, autocast, gradients and where they are compared."""
+    """So all attributes exist: tensors, layouts, autocast, gradients and where they are compared."""
     told = Timing(1.0, 1.0, 1.0, 1, "host")
     monkeypatch.setattr(calls, "time_by_clock", lambda works, seconds: dict.fromkeys(works, told))
     monkeypatch.setattr(calls, "COPIES", 1)
@@ -65,7 +65,7 @@ def test_a_wrong_result_or_gradient_has_no_time() -> None:
         right = LINEAR.theirs(x, *learnt)
         return right + (x.mean() - x.mean().detach())
 
-    calls = iter([True])  # right when it is judged first, and in no call after that
+    calls = iter([True])  # right when judged first, and wrong in all later calls
 
     def worn(x: torch.Tensor, *learnt: torch.Tensor) -> torch.Tensor:
         return LINEAR.theirs(x, *learnt) * (1.0 if next(calls, False) else 1.5)
@@ -90,7 +90,7 @@ def test_a_call_that_is_refused_leaves_the_reason() -> None:
 
 def test_names_are_found_or_said() -> None:
     assert list(chosen(("relu", "add_relu"))) == ["relu", "add_relu"] and chosen(()) == CALLS
-    with pytest.raises(UnsupportedError, match="no call 'relus'; there is conv2d,"):
+    with pytest.raises(UnsupportedError, match="no call 'relus'; known: conv2d,"):
         chosen(("relus",))
 
 

@@ -1,4 +1,4 @@
-"""cuDNN's graphs as a peer: the nodes that are drawn, the plans that are built, and the one that is kept."""
+"""cuDNN's graphs as a peer: the nodes created, the plans built, and the plan chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade_bench.peers.layer import AGREEMENT
 
 
 class Names:
-    """Stands for an enumeration: every member is its own name."""
+    """Fake enumeration: every member is its own name."""
 
     def __getattr__(self, name: str) -> str:
         return name
@@ -41,7 +41,7 @@ class FakeTensor:
 
 
 class FakeGraph:
-    """Notes what is drawn; its plans are those of `FakePackage`."""
+    """Record the graph's nodes; its plans are those of `FakePackage`."""
 
     def __init__(self, package: FakePackage, **types: Any) -> None:
         self._package = package
@@ -98,7 +98,7 @@ class FakeGraph:
 
 
 class FakePackage:
-    """Stands for `cudnn`: plans by name and workspace, of which a negative one cannot be built."""
+    """Fake `cudnn`: plans by name and workspace size; one with a negative size cannot be built."""
 
     def __init__(self) -> None:
         self.plans = [("eng1", 0), ("eng2", -1), ("eng1", 0), ("eng3", 1 << 40), ("eng4", 64)]
@@ -233,7 +233,7 @@ def test_a_plan_is_run_over_the_addresses_of_its_buffers(
 
 
 def executions(**values: float | None) -> Iterator[tuple[str, cudnn_graph.Execution]]:
-    """Each fills the result with its value, or fails."""
+    """Fill the result with the plan's value, or fail."""
     for name, value in values.items():
 
         def execution(inputs: Any, y: torch.Tensor, value: float | None = value) -> None:
@@ -246,7 +246,7 @@ def executions(**values: float | None) -> Iterator[tuple[str, cudnn_graph.Execut
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """What `screened` gives, in the order of the calls."""
+    """Results of `screened`, in call order."""
     taken: dict[int, float] = {}
     count = itertools.count()
     real = cudnn_graph.screened

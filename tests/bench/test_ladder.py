@@ -1,4 +1,4 @@
-"""The climb: what is wrong is never timed; gains compare with the right base."""
+"""The climb: wrong results are never timed; gains refer to the right base."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARD = Ceilings("card", 132, 60 << 20, 227 << 10, 139 << 30, 4000.0, 3900.0, {"f
 
 @pytest.fixture
 def timed_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all subjects that were timed."""
+    """Names of all timed subjects."""
     names: list[str] = []
     real = trial.time_interleaved
 

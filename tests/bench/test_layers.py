@@ -1,4 +1,4 @@
-"""Layers beside their peers: which there are, what is timed, and what the figures come to."""
+"""Layers beside their peers: the list, the subjects timed, and the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = "8to16_9_k3s1_b2_bias+relu"
 
 
 def shapes_in(name: str) -> Counter[tuple[int, ...]]:
-    """Channels, filters, size, filter and stride of every convolution that a network runs at 224."""
+    """Channels, filters, size, filter and stride of every convolution of a network at 224."""
     model, _ = models.model(name)
     found: Counter[tuple[int, ...]] = Counter()
 
@@ -275,7 +275,7 @@ def test_packing_weights_counts_where_they_change(
 def test_what_stays_is_packed_before_the_clock_starts(
     stay: bool, timed_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stem packs its weights and then convolves. What is timed may take weights that stay for ready."""
+    """The stem packs its weights, then convolves. Timed runs may assume that constant weights are packed."""
     ran: list[tuple[int, bool]] = []
 
     class Spy(packing.Executable):

@@ -1,4 +1,4 @@
-"""What takes part in a climb: the input sets, who reaches the final and wins it, and timed results that are wrong."""
+"""Trials in a climb: input sets, the selection of finalists and winners, and wrong timed results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_input_sets_are_together_three_times_the_cache() -> None:
 
 def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "properties_of", lambda device: card(L2))
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # there is no such device
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # no such device exists
     made = Bench(Scale(rung("one")), PROBLEM, [], Settings(device=torch.device("cuda", 0)))
     assert made.sets_count == 8, "8 sets of 800 bytes"
 
@@ -78,12 +78,12 @@ def test_every_set_is_worked_on() -> None:
         assert torch.equal(tensors["y"], 2 * tensors["x"])
 
 
-# Who reaches the final, and who wins it
+# Finalists and winners
 
 
 @pytest.fixture
 def fake_times(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[list[str]]]:
-    """Says how long each subject takes, and gives the names of those that were timed together."""
+    """Set the time of each subject, and return the names of those that were timed together."""
 
     def install(times: Mapping[str, float]) -> list[list[str]]:
         rounds: list[list[str]] = []
@@ -108,7 +108,7 @@ def test_the_fastest_configs_go_to_the_final_and_the_fastest_of_it_is_kept(
     times = {one.name: us for one, us in zip(offered, order, strict=True)}
     rounds = fake_times(times)
     made = with_scratch(operation)
-    made.on_gpu = True  # on the twin nothing is looked at: no time there is a speed
+    made.on_gpu = True  # on the twin nothing is filtered: no time there is a speed
     final = made.screen(offered)
     ranked = sorted(offered, key=lambda one: times[one.name])
     assert [one.name for one in final] == [one.name for one in ranked[:2]]
@@ -118,11 +118,11 @@ def test_the_fastest_configs_go_to_the_final_and_the_fastest_of_it_is_kept(
     assert len(rounds[0]) == 3 and len(rounds[1]) == 2
 
 
-# Wrong results that are timed
+# Wrong results when timed
 
 
 class Idle:
-    """In the place of what is timed: it does nothing."""
+    """Replaces the timed function, and does nothing."""
 
     def __init__(self, *arguments: Any, **flags: Any) -> None:
         pass
@@ -147,7 +147,7 @@ def test_what_is_verified_but_does_nothing_when_it_is_timed_is_a_failure(
 def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the last set only."""
+    """Wrong in the last set only."""
     operation = Scale(rung("one"))
     offered = verified(operation)[:1]
     made = with_scratch(operation, L2)
@@ -245,7 +245,7 @@ def test_a_peer_that_quantizes_is_off_by_the_rounding_of_its_results(output: str
 
 
 def test_a_peer_that_gives_its_input_back_does_not_lose_it() -> None:
-    """As a conversion to the type that it has already: what is spoilt must not be what is read."""
+    """A conversion to the same dtype: poisoning the result must not overwrite the input."""
 
     class Same(Scale):
         def reference(self, problem: ScaleProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -297,11 +297,11 @@ def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
             assert inputs[name].is_contiguous(memory_format=expected), name
 
 
-# What a kernel takes
+# Resources of a kernel
 
 
 def test_resources_are_those_of_the_kernel_with_the_most_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two kernels of 128 threads: 3 blocks of 60 registers, 5 of 40; the second spills 16 bytes."""
+    """Occupancy of two kernels of 128 threads: 3 CTAs at 60 registers, 5 at 40; the second spills 16 bytes."""
     config = rung("one").configs(PROBLEM)[2]
     (call,), (other,) = (one.recipe(PROBLEM, config).steps for one in (rung("one"), rung("two", slip=2.0)))
     assert isinstance(call, KernelCall) and isinstance(other, KernelCall)

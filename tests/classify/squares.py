@@ -1,4 +1,4 @@
-"""Photographs that are resized on a device, held to what Pillow makes of them."""
+"""Photographs resized on a device, compared with Pillow's results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade_apps.classify.resizing import resize
 
 _POISON = 171
 _MOST_OFF = 1 if PIL.__version__.startswith(("12.2.", "12.3.")) else 0
-"""These versions round some bytes of very high photographs otherwise than those before and after them."""
+"""These versions round some bytes of very high photographs differently from earlier and later ones."""
 
 
 def difference(
@@ -25,9 +25,9 @@ def difference(
     seed: int,
     options: TwinOptions = TwinOptions(),
 ) -> str:
-    """What is wrong with photographs of these widths and heights, all resized at once; empty if nothing is.
+    """Return errors for photographs of these widths and heights, all resized at once; empty if none.
 
-    Every second of the squares is nobody's, and stays as it was; the last photographs have the first squares.
+    Every second square is unused and must not change; the last photographs use the first squares.
     """
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (height, width, 3)).astype(np.uint8) for width, height in sizes]

@@ -1,4 +1,4 @@
-"""Whole runs: the classes of plain PyTorch, what is written, and how it ends."""
+"""Whole runs: plain PyTorch's classes, output files, and how runs end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def network() -> models.ResNet:
-    """Random, with logits far enough apart that rounding changes no order."""
+    """Random weights, with logits far enough apart that rounding changes no order."""
     torch.manual_seed(0)
     model = models.ResNet(BasicBlock, (1, 1, 1, 1), 7, small_images=True).eval()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def network() -> models.ResNet:
 
 @pytest.fixture(scope="module")
 def weights(network: models.ResNet, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """As training scripts for CIFAR save them."""
+    """Saved as by training scripts for CIFAR."""
     renamed = {
         "module." + name.replace("downsample", "shortcut").replace("fc.", "linear."): value
         for name, value in network.state_dict().items()
@@ -74,7 +74,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 def expected(
     model: models.ResNet, files: list[pathlib.Path], crop: Crop, normalize: Any = None
 ) -> torch.Tensor:
-    """By plain PyTorch, in fp32."""
+    """Classes by plain PyTorch, in fp32."""
     x = torch.from_numpy(np.stack([decode(file, crop) for file in files])).permute(0, 3, 1, 2).float() / 255
     usual = UNIT if model.small_images else NORMALIZE
     mean, std = (torch.tensor(values)[:, None, None] for values in normalize or usual)
@@ -90,7 +90,7 @@ def expected(
 def test_images_that_are_not_there_are_missed_before_anything_is_compiled(
     names: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.commands.classifiers.build_classifier", None)  # not asked
+    monkeypatch.setattr("escalade.commands.classifiers.build_classifier", None)  # not requested
     result = run(*(tmp_path / name for name in names), "-w", tmp_path / "no weights.pth", "--device", "cpu")
     assert result.exit_code and said in str(result.exception)
 
@@ -221,13 +221,13 @@ def test_photographs_and_small_images_are_cut_and_normalized_as_is_usual_for_the
 
 
 class ReachedError(Exception):
-    """Ends a command where what it was given has arrived."""
+    """Stop a command once its options have been recorded."""
 
 
 def test_options_arrive_where_they_are_used(
     weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with a value of its own, so that no two can be exchanged."""
+    """Each value is unique, so that no two can be swapped."""
     arrived: list[Any] = []
 
     def reached(*given: Any, **named: Any) -> Any:
@@ -260,7 +260,7 @@ def test_options_arrive_where_they_are_used(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("top", [1, 5, 40])
 def test_the_likeliest_classes_are_those_of_softmax(dtype: torch.dtype, top: int) -> None:
-    """Of numbers that no dtype rounds to one another."""
+    """Distinct numbers that no dtype rounds to the same value."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.stack([torch.randperm(40, generator=generator) / 4 - 5 for _ in range(70)]).to(dtype)
     classes, chances = top_classes(logits, top)

@@ -1,4 +1,4 @@
-"""Which decoder reads files, and that it makes no difference: the same images, the same refused, in the same words."""
+"""The choice of decoder does not matter: same images, same refusals, same messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mode(enum.Enum):
 
 
 class StandIn(types.ModuleType):
-    """What is used of `torchvision.io`, by Pillow: it is strict as torchvision is, and knows what it was given."""
+    """The parts of `torchvision.io` that we use, by Pillow: as strict as torchvision, and records its inputs."""
 
     ImageReadMode = Mode
 
@@ -85,7 +85,7 @@ PLAIN: dict[str, Callable[[pathlib.Path], object]] = {
     "small.jpg": lambda path: photograph(4, 20, 17).save(path),
     "upright.jpg": lambda path: photograph(5).save(path, exif=turned(1)),
 }
-"""What a fast decoder takes."""
+"""Files that a fast decoder supports."""
 OTHERS: dict[str, Callable[[pathlib.Path], object]] = {
     "turned.jpg": lambda path: photograph(6).save(path, exif=turned(6)),
     "grey.jpg": lambda path: photograph(7).convert("L").save(path),
@@ -101,9 +101,9 @@ OTHERS: dict[str, Callable[[pathlib.Path], object]] = {
     "folder.jpg": lambda path: path.mkdir(),
     "missing.jpg": lambda path: None,
 }
-"""What is left to Pillow, with what it says of it."""
+"""Files left to Pillow, with its messages."""
 DAMAGED = "damaged.jpg"
-"""Looks whole from outside."""
+"""A file that looks intact from outside."""
 
 
 def saved(image: Image.Image) -> bytes:
@@ -114,7 +114,7 @@ def saved(image: Image.Image) -> bytes:
 
 @pytest.fixture
 def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
-    """The two sorts by turns, and a folder's name that the files are not sorted by."""
+    """Both kinds alternate, and file order differs from folder order."""
     for name, make in {**PLAIN, **OTHERS}.items():
         make(tmp_path / name)
     (tmp_path / DAMAGED).write_bytes(saved(photograph(14))[:-300] + b"\xff\xd9")
@@ -138,7 +138,7 @@ def read(
 
 
 @pytest.mark.parametrize("few", [1, 1000], ids=["processes", "threads"])
-def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
+def test_a_decoder_on_the_gpu_matches_pillow(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escalade_apps.classify.reading._MIN_FOR_WORKERS", few)
@@ -156,7 +156,7 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 20])
-def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
+def test_decoding_is_batched_by_the_decoders_own_size(
     size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escalade_apps.classify.decoders._MAX_IMAGES", 8)
@@ -222,7 +222,7 @@ def red(contents: Sequence[torch.Tensor], **_: object) -> list[torch.Tensor]:
     return [torch.tensor([255, 0, 0], dtype=torch.uint8)[:, None, None].expand(3, 32, 32) for _ in contents]
 
 
-def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_that_fail_are_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     for decode in (refuse, red):
         monkeypatch.setattr(stand_in, "decode_jpeg", decode)
         assert NvJpeg.create(CPU) is None
@@ -232,17 +232,17 @@ def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Path]) -> None:
+def test_torchvision_matches_pillow(place: str, files: list[pathlib.Path]) -> None:
     try:
         importlib.import_module("torchvision")
-    except Exception as error:  # one that was built for another PyTorch raises all sorts of things
+    except Exception as error:  # a build for another PyTorch raises all sorts of errors
         pytest.skip(f"torchvision cannot be imported: {error}")
     device = torch.device(place)
     decoder = NvJpeg.create(device)
     if decoder is None:
         pytest.skip("this torchvision does not decode JPEG there")
     assert device == CPU or decoder_for(device).name == decoder.name
-    whole = [file for file in files if file.name != DAMAGED]  # of which each decoder makes what it likes
+    whole = [file for file in files if file.name != DAMAGED]  # decoders differ on these
     names, images, refused = read(PILLOW, whole)
     found, same, also_refused = read(decoder, whole)
     assert found == names and also_refused == refused

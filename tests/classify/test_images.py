@@ -1,4 +1,4 @@
-"""Image files: which are found, and whether their pixels are what torchvision's transforms give."""
+"""Image files: which are found, and whether their pixels match torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PHOTOGRAPH = Crop(256, 224)
 
 
 def smooth(height: int, width: int) -> np.ndarray:
-    """Something with a direction, and no two channels alike."""
+    """An asymmetric image whose channels all differ."""
     rows, columns = np.mgrid[0:height, 0:width]
     return np.stack(
         [rows * 255 // height, columns * 255 // width, (rows + columns) * 255 // (height + width)], -1
@@ -71,7 +71,7 @@ def test_pixels_are_resized_and_cropped_as_by_torchvision(
 
 @pytest.mark.parametrize("crop", [PHOTOGRAPH, Crop(36, 33), Crop(40, 32)])
 def test_crops_are_rounded_as_torchvision_rounds(crop: Crop) -> None:
-    """Sizes are rounded down, and corners to the nearest, of two equally near to the even one."""
+    """Sizes are rounded down, and corners to nearest even."""
     sizes = [(width, height) for width in range(3, 60, 4) for height in (3, 5, 37, 58, 211)]
     begins, ends = crop.boxes(np.array(sizes))
     for (width, height), begin, end in zip(sizes, begins, ends, strict=True):
@@ -86,7 +86,7 @@ def test_crops_are_rounded_as_torchvision_rounds(crop: Crop) -> None:
 def test_photographs_are_turned_upright(tmp_path: pathlib.Path) -> None:
     pixels = smooth(224, 224)
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera lay on its side: turn by 90 degrees clockwise
+    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees clockwise
     file = saved(tmp_path / "x.png", np.ascontiguousarray(np.rot90(pixels)), exif=exif)
     assert np.array_equal(decode(file, Crop(224, 224)), pixels)
 
@@ -111,13 +111,13 @@ def test_every_orientation_is_turned_once(turn: int, kind: str, tmp_path: pathli
 
 SIZE = 64
 RAMP = (np.arange(SIZE * SIZE).reshape(SIZE, SIZE) * 16).astype(np.uint16)
-"""All the way from black to white."""
+"""A gradient from black to white."""
 
 
 def tiff(
     path: pathlib.Path, pixels: bytes, bits: int, *, order: str = "<", photometric: int = 1, kind: int = 1
 ) -> pathlib.Path:
-    """Grey, in one uncompressed strip; `kind` is the format of its samples: unsigned, signed, floating-point."""
+    """Gray, in one uncompressed strip; `kind` is the sample format: unsigned, signed, floating-point."""
     tags = {
         256: SIZE, 257: SIZE, 258: bits, 259: 1, 262: photometric,
         273: 8, 277: 1, 278: SIZE, 279: len(pixels), 339: kind,
@@ -158,7 +158,7 @@ GREY = {
 
 
 @pytest.mark.parametrize("kind", GREY)
-def test_grey_of_more_than_8_bits_goes_from_black_to_white(kind: str, tmp_path: pathlib.Path) -> None:
+def test_gray_of_more_than_8_bits_ranges_from_black_to_white(kind: str, tmp_path: pathlib.Path) -> None:
     if kind == "jp2" and not features.check("jpg_2000"):
         pytest.skip("this Pillow knows no JPEG 2000")
     file = GREY[kind](tmp_path)
@@ -181,11 +181,11 @@ def test_pixels_whose_white_is_not_known_are_refused(name: str, make: Any, tmp_p
     make(tmp_path / name)
     (found,) = decode_all([tmp_path / name], Crop(SIZE, SIZE), ahead=1)
     assert isinstance(found, Unreadable)
-    # Pillow itself may know no such file.
+    # Pillow itself may not support such a file.
     assert "does not define which value is white" in found.reason or "Pillow supports" in found.reason
 
 
-COLOUR = (204, 102, 51)  # which the usual palette has
+COLOUR = (204, 102, 51)  # a color of the usual palette
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_every_kind_of_image_becomes_rgb(
     plain = Image.new("RGB", (40, 40), COLOUR)
     if mode == "LAB" and not features.check("littlecms2"):
         pytest.skip("this Pillow converts no such colours")
-    if mode == "LAB":  # halfway to white, without a colour; its two axes are signed
+    if mode == "LAB":  # halfway to white, without a color; its two axes are signed
         Image.frombytes("LAB", (40, 40), bytes((127, 0, 0)) * 1600).save(file)
     elif mode == "1":
         Image.new("1", (40, 40), 1).save(file)
@@ -249,7 +249,7 @@ def test_a_file_that_is_too_large_for_memory_is_read_in_pieces(
 
 
 @pytest.mark.parametrize("transparency", [0, bytes((0, 128, 255))])
-def test_a_palette_with_transparency_keeps_its_colours(transparency: object, tmp_path: pathlib.Path) -> None:
+def test_a_palette_with_transparency_keeps_its_colors(transparency: object, tmp_path: pathlib.Path) -> None:
     image = Image.new("P", (32, 32), 2)
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
     image.paste(0, (0, 0, 16, 32))
@@ -279,7 +279,7 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path: pathlib.Path) 
     assert isinstance(found, Unreadable) and re.search(r"more than [\d,]+ pixels", found.reason)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+def test_a_missing_file_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "pipe.png")
     (tmp_path / "folder" / "dangling.png").symlink_to("nowhere")

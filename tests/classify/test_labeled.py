@@ -1,4 +1,4 @@
-"""LabeledImage folders: both forms, what the classes are called, and what is no labelled folder."""
+"""LabeledImage folders: both forms, class names, and folders without labels."""
 
 from __future__ import annotations
 

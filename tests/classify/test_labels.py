@@ -1,4 +1,4 @@
-"""The names of classes: from files, from torchvision, or none."""
+"""Class names: from files, from torchvision, or none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: pathlib.Path) -> None:
             class_labels(3, tmp_path / name)
 
 
-def test_imagenet_is_called_what_torchvision_calls_it_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_has_torchvisions_class_names_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"thing {number}" for number in range(1000)]
     weights = types.SimpleNamespace(IMAGENET1K_V1=types.SimpleNamespace(meta={"categories": names}))
     module = types.ModuleType("torchvision.models")

@@ -23,11 +23,11 @@ crops = st.integers(1, 40).flatmap(
 MIXED = [
     (50, 60), (33, 400), (400, 33), (44, 36), (36, 36), (1, 1), (7, 300), (2, 9), (99, 100), (300, 257),
 ]  # fmt: skip
-"""Smaller and larger ones, of a crop's own size, wide, and so high that Pillow 13 goes down first."""
+"""Smaller and larger ones, one of a crop's size, wide ones, and one so high that Pillow 13 resizes vertically first."""
 
 
 def test_accesses_are_in_order_and_in_bounds(seed: int) -> None:
-    """Two tiles each way, of which the second has one pixel."""
+    """Two tiles in each dimension; the second has one pixel."""
     options = TwinOptions(order=Order(seed=seed), checks=True)
     assert difference([(40, 36), (9, 50), (91, 12)], Crop(36, 33), CPU, seed, options) == ""
 
@@ -71,14 +71,14 @@ def test_a_gpu_gives_pillows_bytes(cuda: torch.device, seed: int) -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_read_may_still_be_written_on_the_stream(cuda: torch.device) -> None:
-    """What is read, the table too, is read after what the stream has in front, and from memory that is still there."""
+def test_inputs_may_still_be_written_on_the_stream(cuda: torch.device) -> None:
+    """Inputs and the table are read in stream order, and from memory that is still allocated."""
     crop = Crop(36, 32)
     stream = torch.cuda.Stream(cuda)
     with torch.cuda.stream(stream):
         photograph = torch.zeros(3, 50, 60, dtype=torch.uint8, device=cuda)
         squares = torch.empty(1, 32, 32, 3, dtype=torch.uint8, device=cuda)
-        resize({0: photograph}, crop, squares)  # compiled by now
+        resize({0: photograph}, crop, squares)  # already compiled
         torch.cuda._sleep(10**8)
         photograph.fill_(200)
         resize({0: photograph}, crop, squares)

@@ -1,4 +1,4 @@
-"""Processes that read and decode files: the same as threads make, whatever happens to them, and none is left behind."""
+"""Processes that read and decode files: same results as threads, whatever happens to them, and none is left behind."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 CROP = Crop(36, 32)
 COUNT = 40
 LONGEST = 50
-"""Seconds, fewer than the first process stays when nobody asks: who waits for its end does so for another reason."""
+"""Seconds; shorter than the fork server's idle time, so a process that ends sooner ended for another reason."""
 
 
 @pytest.fixture(autouse=True)
 def always_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By two of them, however few files there are."""
+    """Two of them work, however few files there are."""
     monkeypatch.setattr(reading, "_MIN_FOR_WORKERS", 1)
     monkeypatch.setattr(reading, "cores", lambda: 2)
 
 
 @pytest.fixture
 def nothing_begun() -> Iterator[None]:
-    """No first process that another test has started, and none for the next."""
+    """Start without the fork server of another test, and leave none."""
     workers.shutdown()
     yield
     workers.shutdown()
@@ -50,7 +50,7 @@ def nothing_begun() -> Iterator[None]:
 
 @pytest.fixture
 def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
-    """Images that differ, and such as cannot be read."""
+    """Distinct images, and some that cannot be read."""
     made = [tmp_path / f"{number:02}.{'png' if number % 3 else 'jpg'}" for number in range(COUNT)]
     for number, file in enumerate(made):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -61,7 +61,7 @@ def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def same(found: Sequence[ReadResult], files: Sequence[pathlib.Path], crop: Crop = CROP) -> bool:
-    """Whether each is what Pillow makes of it here."""
+    """Return True if each is Pillow's result."""
     return len(found) == len(files) and all(
         each.file == file and _is(each, try_decode(file, crop))
         for each, file in zip(found, files, strict=True)
@@ -75,7 +75,7 @@ def _is(found: ReadResult, expected: DecodedImage | Unreadable) -> bool:
 
 
 def processes() -> list[int]:
-    """The workers of all jobs that have said that they are there."""
+    """The workers of all jobs that have reported."""
     known = [worker.process for job in workers._jobs for worker in job.workers.values()]
     return [process for process in known if process is not None]
 
@@ -99,17 +99,17 @@ def not_asked(*_: object, **__: object) -> None:
 def test_files_are_read_by_processes_in_their_order_and_kept_as_long_as_they_are_wanted(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More chunks than there are buffers, and every picture looked at in the end."""
+    """More chunks than buffers; all images are checked in the end."""
     monkeypatch.setattr(reading, "map_ordered", not_asked)
     many = files * 5
     found = list(reading.decode_all(many, CROP, ahead=8))
     assert same(found, many)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # PyTorch says so where memory cannot be written to
+        warnings.simplefilter("error")  # PyTorch warns if memory is read-only
         assert isinstance(found[0], DecodedImage) and torch.from_numpy(found[0].pixels).shape == (32, 32, 3)
 
 
-def test_memory_is_used_again_when_nobody_wants_what_was_in_it(files: list[pathlib.Path]) -> None:
+def test_memory_is_reused_once_its_contents_are_unreferenced(files: list[pathlib.Path]) -> None:
     many = files * 10
     buffers = 0
     for _ in reading.decode_all(many, CROP, ahead=8):
@@ -136,7 +136,7 @@ def test_jpeg_files_come_as_they_are_where_every_decoder_reads_them_alike(
 NAMES = (b"no utf-8 \xe9.png", b"two\nlines.png", b"\x80\xff\xfe", b"spaces  .jpg", b"x" * 300, b"nul\0.png")
 
 
-def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked_for(
+def test_names_are_bytes_and_relative_to_the_current_folder_at_the_request(
     files: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.prestart()
@@ -150,7 +150,7 @@ def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked
     assert [isinstance(each, DecodedImage) for each in found] == [True] * 4 + [False] * 2
 
 
-def test_what_pillow_was_told_here_holds_there(
+def test_pillow_settings_of_this_process_apply_in_workers(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = files[0].read_bytes()
@@ -164,7 +164,7 @@ def test_what_pillow_was_told_here_holds_there(
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_formats_that_pillow_was_told_of_here_are_read_here(
+def test_formats_registered_with_pillow_here_are_read_in_workers(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opener(stream: object, name: object) -> None:
@@ -176,8 +176,8 @@ def test_formats_that_pillow_was_told_of_here_are_read_here(
 
 
 def a_worker_not_in(killed: set[int]) -> int:
-    """Return a worker's process. A killed one is listed until the job has heard of its end, and its replacement only
-    once that has answered: the job listens until there is one."""
+    """Return a worker's process. A killed one is listed until the job has noticed its end, and its replacement only
+    once that has answered: the job polls until one exists."""
     (job,) = [job for job in workers._jobs if job.workers]
     while not (alive := [process for process in processes() if process not in killed]):
         assert job.workers, "no worker is left"
@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_loses_nothing(ahead: int, files: list[pathlib.P
     assert len(killed) == 3 and same(found, many)
 
 
-def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathlib.Path]) -> None:
+def test_killing_all_workers_and_the_fork_server_loses_nothing(files: list[pathlib.Path]) -> None:
     many = files * 4
     found: list[DecodedImage | Unreadable] = []
     for each in reading.decode_all(many, CROP, 8):
@@ -211,7 +211,7 @@ def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathli
 
 
 def run_first(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process runs a script instead of what it is for."""
+    """The fork server runs a script instead of its own code."""
     monkeypatch.setattr(subprocesses, "_python", lambda function: [sys.executable, "-c", script])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
@@ -232,7 +232,7 @@ work.serve()
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_a_file_that_processes_die_over_is_said_to_be_unreadable_and_the_others_are_read(
+def test_a_file_that_kills_processes_is_reported_unreadable_and_the_others_are_read(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (0, 9, 10, COUNT - 1):
@@ -257,7 +257,7 @@ def test_where_there_are_no_processes_threads_read_the_files(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """None can be started, they end at once, or there is no memory to share."""
+    """None can be started, they exit at once, or shared memory cannot be allocated."""
     if script is None:
         monkeypatch.setattr(subprocesses, "start_python", refuse)
     else:
@@ -300,7 +300,7 @@ def test_workers_do_not_hear_ctrl_c(files: list[pathlib.Path]) -> None:
 
 @pytest.fixture
 def large(tmp_path: pathlib.Path) -> list[pathlib.Path]:
-    """Photographs with comments of a few megabytes, of which one share has more than goes into a room."""
+    """Photographs with comments of a few megabytes: one worker's share exceeds its shared buffer."""
     comment = b"\xff\xfe\xff\xff" + bytes(65533)
     made = []
     for number in range(5):
@@ -333,7 +333,7 @@ def test_a_share_of_large_files_is_done_in_parts_and_no_more_of_them_than_there_
 
 
 def run(script: str, *arguments: object) -> str:
-    """What a script prints. It is over when all are gone that can write to its error stream."""
+    """Output of a script. It ends when every process that can write to its stderr has exited."""
     done = subprocess.run(
         [sys.executable, "-c", BEGINNING + script, *map(str, arguments)],
         capture_output=True,
@@ -391,7 +391,7 @@ def test_they_import_no_pytorch() -> None:
 
 
 @pytest.mark.usefixtures("nothing_begun")
-def test_they_go_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_exit_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     run_first(SERVING.replace("work.serve", "work.IDLE_SECONDS = 0.0; work.serve"), monkeypatch)
     workers.prestart()
     assert workers._server.process is not None

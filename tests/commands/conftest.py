@@ -9,7 +9,7 @@ from tests.bench.fake import Scale, rung
 
 @pytest.fixture
 def with_operation(monkeypatch: pytest.MonkeyPatch) -> Scale:
-    """One operation, with a rung that is right and one that is wrong."""
+    """One operation, with a right and a wrong rung."""
     operation = Scale(rung("right"), rung("wrong", "wrong_element", below="right"))
     monkeypatch.setattr("escalade.ops.OPERATIONS", {"scale": operation})
     return operation

@@ -1,4 +1,4 @@
-"""Networks for commands to find by the names of their constructors."""
+"""Networks that commands find by the names of their constructors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Tiny(nn.Sequential):
 
 
 class Colours(nn.Sequential):
-    """Classes of small images."""
+    """A classifier of small images."""
 
     example_shape = (3, 16, 16)
 

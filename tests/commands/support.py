@@ -1,4 +1,4 @@
-"""What tests of commands share: the command line in this process, and an operation to run it on."""
+"""Helpers for tests of commands: the command line in this process, and an operation to run it on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(*arguments: str, columns: int = 160) -> Result:
 
 
 def said_by(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence with which a command fails."""
+    """Return the one-sentence error of a failing command."""
     monkeypatch.setattr(sys, "argv", ["escalade", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -20,7 +20,7 @@ def test_a_bench_without_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_programs_are_measured_too(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In other batches than that of their example; those of several inputs are refused."""
+    """Batch sizes other than the example's; models with several inputs are refused."""
     images = torch.randn(2, 3, 8, 8)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)

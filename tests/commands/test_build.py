@@ -1,4 +1,4 @@
-"""The command `build`, and networks by constructors and programs where other commands take them."""
+"""The command `build`; and constructors and programs as networks of other commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = f"{Colours.__module__}:{Colours.__name__}"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tiny, pathlib.Path]:
-    """A network, and its program in a file, exported for one item."""
+    """A network, and its exported program in a file, for one item."""
     torch.manual_seed(5)
     model = Tiny().eval()
     path = tmp_path_factory.mktemp("program") / "tiny.pt2"
@@ -55,7 +55,7 @@ def test_programs_are_compiled_as_they_are(program: tuple[Tiny, pathlib.Path]) -
     torch.testing.assert_close(exported.module()(x[:1]), model(x[:1]))
 
 
-def test_what_is_no_program_is_said(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_program_is_reported(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "broken.pt2").write_bytes(b"nothing")
     with pytest.raises(UnsupportedError, match="was not written by torch.export.save"):
         compile(tmp_path / "broken.pt2")
@@ -116,7 +116,7 @@ def test_images_are_classified_by_any_network(tmp_path: pathlib.Path) -> None:
         assert "2 images in" in result.output and len(written.read_text().splitlines()) == 1 + 2 * 4
 
 
-def test_a_network_that_takes_no_images_is_said(
+def test_a_network_without_image_input_is_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.new("RGB", (20, 16)).save(tmp_path / "black.png")

@@ -1,4 +1,4 @@
-"""The command `cache`: what it shows, and what it removes."""
+"""The command `cache`: its output, and the entries it removes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_cache_is_shown_and_cleared(tmp_path: pathlib.Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("limit", ["much", "-1", "3 apples", ""])
-def test_what_is_no_size_is_said(
+def test_an_invalid_size_is_reported(
     limit: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_by("cache", "--limit", limit, monkeypatch=monkeypatch, capsys=capsys)

@@ -1,4 +1,4 @@
-"""The command `check`: what it asks for, what it prints, and when it fails."""
+"""The command `check`: its measurements, output and exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.commands.support import run
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU that need not be here, and a network that takes as long as `plan_us` says."""
+    """A fake GPU, and a network that takes `plan_us`."""
     found: dict[str, Any] = {"plan_us": 10.0}
 
     def network(name: str, batch: int, dtype: str | None, device: str, *, measured: bool) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ def test_it_fails_where_pytorch_is_faster(asked: dict[str, Any]) -> None:
     assert run("check", "lenet").exit_code == 1
 
 
-def test_it_says_what_it_takes(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refuses_unsupported_arguments(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run("check", "lenet")
     assert isinstance(result.exception, UnsupportedError)

@@ -1,4 +1,4 @@
-"""The command `count`: what it shows and files."""
+"""The command `count`: its output and records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from tests.bench.fake import Scale
 from tests.commands.support import run
 
 
-def test_count_shows_and_files_what_each_rung_asks_for(with_operation: Scale, tmp_path: pathlib.Path) -> None:
+def test_count_shows_and_stores_the_requests_of_each_rung(
+    with_operation: Scale, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "counts.jsonl"
     result = run("count", "scale", "--layout", "nchw", "--json", str(path), "--results", str(tmp_path))
     assert result.exit_code == 1, "one rung is wrong"

@@ -1,4 +1,4 @@
-"""The demo: kernels run in it, also without a GPU, and a wrong result ends it."""
+"""The demo: its kernels run without a GPU too, and a wrong result stops it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_network_that_learns_is_planned_and_its_loss_falls() -> None:
     assert "The loss has not fallen" in text.getvalue()
 
 
-def test_the_demo_ends_with_the_report_of_what_is_recorded(
+def test_the_demo_ends_with_a_report_of_its_records(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

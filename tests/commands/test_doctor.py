@@ -1,4 +1,4 @@
-"""The command `doctor`: what it looks at, and how it is shown."""
+"""The command `doctor`: its checks and output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_doctor_looks_at_everything_and_raises_nothing() -> None:
     assert all(finding.advice for finding in report.findings if finding.good is False)
 
 
-def test_the_doctor_says_what_to_do_when_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_gives_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise FileNotFoundError("g++ is not on the PATH")
 
@@ -43,7 +43,7 @@ def test_the_doctor_says_what_to_do_when_there_is_no_compiler(monkeypatch: pytes
 
 
 def test_the_doctor_shows_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brackets are no markup, and escapes no commands to the terminal."""
+    """Brackets are not markup, and escapes do not reach the terminal."""
     monkeypatch.setenv("ESCALADE_DATA", "[/x]\x1b[2J")
     text = io.StringIO()
     doctor.show(doctor.Report((doctor.Finding("cache", "[/y]\x1b[2J"),), ()), Console(file=text, width=160))

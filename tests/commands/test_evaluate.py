@@ -1,4 +1,4 @@
-"""`escalade bench evaluate`: right answers that plain PyTorch confirms, in the table, in files and in records."""
+"""`escalade bench evaluate`: answers match plain PyTorch, in the table, in files and in records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSES = 7
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ResNet-10 in the place of ResNet-18."""
+    """A ResNet-10 in place of ResNet-18."""
     monkeypatch.setitem(evaluation.NETWORKS, "resnet18", 10)
 
 
@@ -45,7 +45,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def data(weights: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Five images, labelled as PyTorch ranks them: two with its first class, two with its second, one with its last."""
+    """Five images, labeled by PyTorch's ranking: two with its first class, two with its second, one with its last."""
     folder = tmp_path_factory.mktemp("data")
     model = models.load_resnet(network(), weights)
     for number, rank in enumerate((0, 0, 1, 1, CLASSES - 1)):
@@ -94,7 +94,7 @@ def test_logits_that_are_off_fail(
     assert result.exit_code == 1 and "failed:" in result.output and "logits are off by inf" in result.output
 
 
-def test_what_cannot_be_evaluated_is_a_sentence(
+def test_networks_that_cannot_be_evaluated_are_a_sentence(
     weights: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("-w", weights, "-d", data, "--device", "cpu")
@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_is_a_sentence(
     (broken / "a.png").write_text("no image")
     monkeypatch.setattr(evaluation, "compile_classifier", lambda *_: torch.zeros(1))
     for arguments, sentence in (
-        (("vgg16_bn", *asked), "there is no network 'vgg16_bn' to evaluate; there is resnet18"),
+        (("vgg16_bn", *asked), "there is no network 'vgg16_bn' to evaluate; known: resnet18"),
         (("resnet50", *asked), "net.pth has the weights of a ResNet-10, not of resnet50"),
         (("resnet18", *asked, "-t", "int4"), "dtype 'int4'"),
         (("resnet18", "-w", weights, "-d", tmp_path / "broken", "--device", "cpu"), "a.png cannot be read: not an"),

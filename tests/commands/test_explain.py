@@ -17,7 +17,7 @@ from tests.commands.support import run
 
 
 class Small(nn.Module):
-    """A convolution, and a step that no kernel does."""
+    """A convolution, and a step without a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_it_explains_models_and_files(engine: Engine, tmp_path: pathlib.Path) ->
     assert result.exit_code == 0 and "5×8×4×4" in result.output and "aten::cumsum" in result.output
 
 
-def test_it_explains_what_the_twin_runs() -> None:
+def test_it_explains_the_twins_plan() -> None:
     result = shown("spectral_autoencoder", "--batch", "4", device="twin")
     assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 step" in result.output
     assert "Nothing falls back" in result.output and "mlp/" in result.output
@@ -66,7 +66,7 @@ def test_it_explains_what_the_twin_runs() -> None:
         (("lenet", "--results", "."), "--results records times of a model"),
     ],
 )
-def test_it_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:
+def test_it_refuses_unsupported_arguments(arguments: tuple[str, ...], sentence: str) -> None:
     result = shown(*arguments)
     assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)
 

@@ -1,4 +1,4 @@
-"""The command `ladder`: what it shows and files."""
+"""The command `ladder`: its output and records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_ladder_on_the_twin_writes_records_and_claims_no_speed(
     path = tmp_path / "records.jsonl"
     result = run("ladder", "scale", "--device", "twin", "--json", str(path))
     assert result.exit_code == 1, "one rung is wrong"
-    assert "they are no speeds" in result.output and "GFLOP/s" not in result.output
+    assert "they are not speeds" in result.output and "GFLOP/s" not in result.output
     records = {record.rung: record for record in store.load(path)}
     assert records["right"].median_us and records["right"].tflops is None
     assert records["wrong"].failure and records["wrong"].median_us is None

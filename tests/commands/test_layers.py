@@ -1,4 +1,4 @@
-"""The command `layers`: what it measures of what is named."""
+"""The command `layers`: what it measures for the given names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.commands.support import run, said_by
 def test_layers_that_a_direction_leaves_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An image has no gradient; and what nothing can do is not measured."""
+    """An image has no gradient, and layers that no rung supports are not measured."""
     image = ("layers", "3to8_9_k3s1_b1", "--direction", "input_gradient", "--device", "twin")
     assert "nothing to measure" in said_by(*image, monkeypatch=monkeypatch, capsys=capsys)
     monkeypatch.setattr("escalade.commands.layer_runs.measure", lambda *_: [])

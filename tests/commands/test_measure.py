@@ -1,4 +1,4 @@
-"""The command `measure` where there is no GPU: what it lists and checks, and what it refuses."""
+"""The command `measure` without a GPU: its list, its check, and its refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade_bench.measure.records import Record
 from tests.commands.support import run, said_by
 
 
-def test_what_is_stale_is_listed_and_fails(tmp_path: pathlib.Path) -> None:
+def test_stale_figures_are_listed_and_fail(tmp_path: pathlib.Path) -> None:
     for given, code in (("--list", 0), ("--check", 1)):
         ran = run("measure", "ladder/relu", given, "--results", str(tmp_path))
         assert ran.exit_code == code, ran.output

@@ -1,4 +1,4 @@
-"""What all commands' options have in common, of every option that there is."""
+"""Properties that all options of all commands share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from escalade.errors import EscaladeError, OutOfMemory, UnsupportedError
 from tests.commands.support import run
 
 READ = {"images", "weights", "labels", "data", "classes", "judge", "against", "root"}
-"""The paths that commands read."""
+"""Paths that commands read."""
 READ_FROM_RESULTS = {"measure", "report", "tables"}
 
 
 def every_option() -> Iterator[tuple[str, str, Any, Any]]:
-    """Each command with each of its options: name, type and what typer is told of it."""
+    """Every option of every command: name, type and typer's settings."""
     for command in cli.COMMANDS:
         function = importlib.import_module(f"escalade.commands.{command}").command
         for name, hint in typing.get_type_hints(function, include_extras=True).items():
@@ -79,7 +79,7 @@ def test_help_has_a_short_name_too(name: str) -> None:
         ("bench lenet --plot x.txt", UnsupportedError, "x.txt: --plot writes .png, .svg or .pdf files"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_it_is_tried(
+def test_impossible_options_are_refused_before_any_work(
     arguments: str, kind: type[EscaladeError], sentence: str
 ) -> None:
     result = run(*arguments.split())

@@ -1,4 +1,4 @@
-"""The command `precompile`: what it compiles."""
+"""The command `precompile`: the kernels it compiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench.fake import Scale
 from tests.commands.support import run
 
 
-def test_precompile_compiles_and_says_how_many(
+def test_precompile_compiles_and_reports_the_count(
     with_operation: Scale, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))

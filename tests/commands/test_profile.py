@@ -1,4 +1,4 @@
-"""The command `profile`: what it takes, and what it says where there is no GPU."""
+"""The command `profile`: its arguments, and its message without a GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
 @pytest.mark.parametrize(
     ("target", "changed", "sentence"),
     [
-        ("resnet18", {"rung": "naive"}, "only operations have that, and resnet18 is none"),
+        ("resnet18", {"rung": "naive"}, "only for operations, and resnet18 is not one"),
         ("lenet", {"training": True}, "--training supports autoencoder, resnet18"),
         ("conv2d", {"batch": 0}, "batch size 0"),
         ("conv2d", {"rung": "nosuch"}, "conv2d has no rung 'nosuch'"),
@@ -40,7 +40,7 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
         ("conv2d", {"dtype": "fp15"}, "dtype 'fp15': supported are"),
     ],
 )
-def test_it_says_what_it_takes(target: str, changed: dict[str, object], sentence: str) -> None:
+def test_it_refuses_unsupported_arguments(target: str, changed: dict[str, object], sentence: str) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
         chosen(asked(target, **changed), torch.device("cpu"))
 
@@ -52,7 +52,7 @@ def test_without_a_gpu_the_twin_counts(tmp_path: pathlib.Path) -> None:
     assert result.exit_code == 0, result.output
     assert (
         "softmax 33_b5 fp32 flat, counted on the twin" in result.output
-        and "asks for each byte" in result.output
+        and "requests each byte" in result.output
     )
     (part,) = json.loads(out.read_text())["parts"]
     assert part["kernels"][0]["counts"]["unique_read_bytes"] == 33 * 5 * 4 and part["part"]["kernels"]

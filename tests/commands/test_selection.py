@@ -1,4 +1,4 @@
-"""Rungs, problems, dtypes and layouts by name: of each that is named something must be left to do."""
+"""Rungs, problems, dtypes and layouts by name: each name must select something."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_nothing_to_do_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nor is it right if a part of what was named has nothing to do."""
+    """An error too if one of several names selects nothing."""
 
     class Picky(ScaleRung):
         def supports(self, problem: ScaleProblem) -> str | None:

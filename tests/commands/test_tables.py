@@ -1,4 +1,4 @@
-"""The command `tables`: it writes over nothing for want of records."""
+"""The command `tables`: it overwrites nothing if records are missing."""
 
 from __future__ import annotations
 

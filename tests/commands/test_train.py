@@ -1,4 +1,4 @@
-"""The command `train`: what it says and what it leaves."""
+"""The command `train`: its output and files."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
 
 
 class ReachedError(Exception):
-    """Ends a command where what it was given has arrived."""
+    """Stop a command once its options have been recorded."""
 
 
 def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with a value of its own, so that no two can be exchanged."""
+    """Each value is unique, so that no two can be swapped."""
     given = {
         "data": "synthetic:24", "epochs": 11, "steps": 12, "batch": 13, "lr": 0.14, "optimizer": "adamw",
         "schedule": "cosine", "weight_decay": 0.15, "dtype": "bf16", "seed": 16, "width": 17, "side": 18,
@@ -104,7 +104,7 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
     assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False, "csv": False}
 
 
-def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
+def test_a_run_that_ends_before_its_evaluation_reports_only_existing_results(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasten(monkeypatch)

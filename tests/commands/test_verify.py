@@ -30,7 +30,7 @@ def test_verify_succeeds_if_nothing_is_wrong(with_operation: Scale) -> None:
     assert "all right" in result.output
 
 
-def test_verify_checks_every_config_when_asked(with_operation: Scale) -> None:
+def test_verify_checks_every_config_on_request(with_operation: Scale) -> None:
     result = run(
         "verify", "scale", "--device", "twin", "--rung", "right", "--layout", "nchw", "--all-configs"
     )
@@ -65,7 +65,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("a broken compiler", "g++ does not work here: g++ cannot compile the twin's runtime"),
     ],
 )
-def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wrong_result(
+def test_a_compiler_failure_is_reported_once_and_not_as_a_wrong_result(
     fault: str,
     sentence: str,
     with_operation: Scale,
@@ -97,7 +97,7 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
 def test_long_work_is_announced_with_an_estimate_and_a_way_to_take_less(
     monkeypatch: pytest.MonkeyPatch, with_operation: Scale
 ) -> None:
-    """Only if it is long: kernels that the cache has take no time."""
+    """Reported only if it takes long: cached kernels take no time."""
     short = run("verify", "scale", "--rung", "right", "--device", "twin", columns=200)
     assert "to compile" not in short.output and short.exit_code == 0, short.output
     monkeypatch.setattr(precompilation, "_TWIN_SECONDS", 3600.0)

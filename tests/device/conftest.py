@@ -1,4 +1,4 @@
-"""A folder of kernels that a test may write to, and a card that is made up."""
+"""A folder of kernels that tests may change, and a fake card."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _forget() -> None:
 
 @pytest.fixture
 def write_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes a file under a folder that stands in for `escalade/kernels`."""
+    """Write a file below a folder that replaces `escalade/kernels`."""
     folder = tmp_path / "kernels"
-    # The twin goes on finding headers in the real folder, and so with the runtime that is built already.
+    # The twin still finds headers in the real folder, so the runtime that is already built fits.
     for module in (sources, nvrtc):
         monkeypatch.setattr(module, "KERNELS", folder)
 
@@ -30,7 +30,7 @@ def write_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        _forget()  # files are read once a process; only a test changes them
+        _forget()  # files are read once per process; only a test changes them
 
     yield write
     _forget()
@@ -38,6 +38,6 @@ def write_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def empty_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The default cache in a folder of its own."""
+    """The default cache in a separate folder."""
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -1,6 +1,6 @@
-"""Small kernels for what Hopper launches add: tensor maps, clusters, overlapping launches.
+"""Small kernels for features of Hopper launches: tensor maps, clusters, overlapping launches.
 
-The twin and the GPU run the same ones and are compared with the same results.
+The twin and the GPU run the same kernels, and are compared with the same results.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ SOURCES = {"copy_box.cu": COPY, "cluster_sum.cu": CLUSTER, "push_sum.cu": PUSH, 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """One load through a tensor map, and what it must give."""
+    """One load through a tensor map, and its expected result."""
 
     tensor_map: TiledMap | Im2colMap
     rows: int
@@ -129,7 +129,7 @@ class Copy:
 
 
 def check_tiled(device: torch.device) -> None:
-    """A box that hangs over two edges of a 40x72 matrix, with and without swizzle."""
+    """A box beyond two edges of a 40x72 matrix, with and without swizzle."""
     x = torch.randn(40, 72, device=device).half()
     padded = F.pad(x, (8, 64, 4, 64))
     for swizzle in (0, 128):
@@ -166,7 +166,7 @@ def check_cluster(device: torch.device) -> None:
 
 
 def check_push(device: torch.device) -> None:
-    """Nobody waits at the end: a block leaves when all has come that is pushed to it."""
+    """No thread waits at the end: a CTA may exit only when all data pushed to it has arrived."""
     blocks, size = 512, 8
     y = torch.full((blocks // size, size, 128), torch.nan, device=device)
     call = KernelCall(

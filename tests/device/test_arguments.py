@@ -19,7 +19,7 @@ def encoder(seen: list[int]) -> Any:
     return encode
 
 
-def test_only_what_is_named_moves() -> None:
+def test_only_named_pointers_change() -> None:
     first = ArgumentList((Buffer("x"), Int64(7), Buffer("y", 8), Buffer("x", 16)), encoder([]))
     second = ArgumentList((Buffer("y"), Buffer("w")), encoder([]))
     first.point({"x": 1000, "y": 2000})

@@ -1,4 +1,4 @@
-"""The processes that compile for a GPU: they stay between calls, and end with whom they belong to."""
+"""Processes that compile for a GPU: they stay between calls, and exit with their owner."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from escalade.device.program import Program
 from tests.bench.fake import SOURCE
 
 LONGEST = 50
-"""Seconds, fewer than the processes stay when no program comes: whoever waits for their end does so for another
+"""Seconds; shorter than the idle time of compilers without work, so that one that exits sooner exited for another
 reason."""
 
 
 @pytest.fixture(autouse=True)
 def processes_of_the_test(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compilers that another test has started, and an empty cache."""
+    """Start without compilers of another test, and with an empty cache."""
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
     compilers.stop()
     yield
@@ -47,7 +47,7 @@ def first_process() -> subprocess.Popen[bytes]:
 
 
 def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And keep what they compile in the folder that is the cache's by then."""
+    """Also, store the result in the folder that is the cache's at that time."""
     compilers.start()
     begun = first_process()
     assert precompile(programs(), "sm_90a", 2) == []
@@ -58,8 +58,8 @@ def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: py
         assert len(list((tmp_path / folder).rglob("*.bin"))) == 2
 
 
-def test_what_was_begun_ahead_is_there_for_who_asks() -> None:
-    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
+def test_programs_started_ahead_are_available_on_request() -> None:
+    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is undefined
     compilers.compile_ahead([*programs(), broken], "sm_90a", 2)
     begun, asked = first_process(), [*programs(), broken, *programs(2, 1)]
     said: dict[Program, str] = {}
@@ -75,7 +75,7 @@ def test_nothing_is_begun_ahead_while_others_are_waited_for() -> None:
     assert compilers._server.process is None
 
 
-def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_are_started_before_precompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[Program] = []
 
     def begun(job: compilers._CompileJob) -> int:
@@ -107,7 +107,7 @@ def test_those_that_have_ended_are_started_again() -> None:
     assert all(is_compiled(program, "sm_90a") for program in programs(count=4))
 
 
-def test_what_they_leave_when_they_die_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_dead_workers_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def deaf(function: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -132,7 +132,7 @@ def test_where_none_can_be_started_programs_are_compiled_here(monkeypatch: pytes
     assert all(is_compiled(program, "sm_90a") for program in programs())
 
 
-def test_they_end_when_nobody_waits_for_them() -> None:
+def test_they_exit_when_no_caller_waits() -> None:
     def interrupt(program: Program) -> None:
         raise KeyboardInterrupt
 
@@ -145,7 +145,7 @@ def test_they_end_when_nobody_waits_for_them() -> None:
 
 
 def run(script: str) -> str:
-    """What a script prints. It is over when all are gone that can write to its error stream."""
+    """Output of a script. It ends when every process that can write to its stderr has exited."""
     quiet = "ignore::DeprecationWarning"  # os.fork warns of threads from Python 3.12 on
     done = subprocess.run(
         [sys.executable, "-W", quiet, "-c", script], capture_output=True, text=True, timeout=LONGEST

@@ -1,4 +1,4 @@
-"""Calls that fill memory of the program itself: from threads on the twin, on streams and in graphs of a fake GPU."""
+"""Calls that fill constant memory of a program: from threads on the twin, on streams and in graphs of a fake GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = Recipe((ConstantCopy(PROGRAM, "weight", Buffer("weight"), 4), CALL))
 
 
 class Kernel:
-    """A loaded copy: one number of constant memory."""
+    """A loaded copy of a program: one number of constant memory."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -97,14 +97,14 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Car
 
 
 class Calls:
-    """Calls with a weight of their own each, and what they write."""
+    """Calls, each with its own weight, and their results."""
 
     def __init__(self, card: Card) -> None:
         self.gpu = card.gpu
         self._tensors: list[dict[str, torch.Tensor]] = []
 
     def executable(self) -> Executable:
-        """As another thread has one."""
+        """Another thread has its own executable."""
         return Executable(RECIPE, torch.device("cuda", 0))
 
     def __call__(self, executable: Executable, stream: Stream) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Calls:
         assert [float(t["y"]) for t in self._tensors] == [float(t["weight"]) for t in self._tensors]
 
 
-def test_streams_do_not_fill_what_another_still_reads(card: Card) -> None:
+def test_streams_do_not_overwrite_constants_still_being_read(card: Card) -> None:
     calls = Calls(card)
     streams = [card.gpu.stream() for _ in range(3)]
     executables = [calls.executable() for _ in streams]
@@ -143,7 +143,7 @@ def poison(tensors: list[torch.Tensor]) -> None:
 
 
 def test_graphs_have_copies_of_their_own(card: Card) -> None:
-    """Two graphs and plain calls, each on a stream of its own, replayed and called in turns."""
+    """Two graphs and plain calls, each on its own stream, replayed and called in turns."""
     calls = Calls(card)
     executable, streams = calls.executable(), [card.gpu.stream() for _ in range(3)]
     graphs = []
@@ -169,7 +169,7 @@ def test_a_graph_without_a_copy_is_refused_by_a_sentence(card: Card) -> None:
         calls(executable, card.gpu.current)
 
 
-def test_what_a_failed_call_has_enqueued_is_waited_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_enqueued_by_a_failed_call_is_waited_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(card)
     broken, whole = calls.executable(), calls.executable()
     streams = [card.gpu.stream() for _ in range(2)]
@@ -189,13 +189,13 @@ def test_what_a_failed_call_has_enqueued_is_waited_for(card: Card, monkeypatch: 
 
 
 def test_threads_load_a_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two copies, one could be filled and the other launched."""
+    """With two loaded copies, one could be filled and the other launched."""
     here, made = threading.Barrier(2, timeout=0.2), []
 
     def slow(program: Program, index: int) -> Any:
         made.append(program)
         with contextlib.suppress(threading.BrokenBarrierError):
-            here.wait()  # for the other thread to load it as well
+            here.wait()  # so that the other thread loads it too
         return SimpleNamespace(program=program)
 
     monkeypatch.setattr(cuda, "load_copy", slow)
@@ -211,6 +211,6 @@ def test_threads_load_a_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_that_take_turns_are_called_together(card: Card) -> None:
-    """Who takes an executable's launches apart would leave the turns out."""
+    """Taking an executable's launches apart would bypass the lock."""
     executable = Executable(RECIPE, torch.device("cuda", 0))
     assert executable.launches == [executable]

@@ -1,4 +1,4 @@
-"""Launches by a driver that only writes down what it is asked for."""
+"""Launches by a driver that only records its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_CONTEXT = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
 
 
 class Recorder:
-    """`cuLaunchKernelEx`, and the context of the thread that calls it."""
+    """`cuLaunchKernelEx`, and the context of the calling thread."""
 
     def __init__(self) -> None:
         self.streams: list[int] = []

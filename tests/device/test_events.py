@@ -1,4 +1,4 @@
-"""Events that a call records: by the driver where it waits for nothing, by PyTorch elsewhere."""
+"""Events recorded by a call: by the driver where it never waits, by PyTorch elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escalade.device.streams import StreamMarker
 from tests.fake_cuda import Event, Gpu
 
 
-def test_the_driver_records_where_there_is_room_and_pytorch_what_it_refuses(
+def test_the_driver_records_if_supported_and_pytorch_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu, by_pytorch, answers = Gpu(0), [], [0, 1]

@@ -1,4 +1,4 @@
-"""What a launch is told of the ones in front and behind."""
+"""Launch flags for dependencies on the preceding and following launches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _never(tensor_map: object, address: int) -> bytes:
     raise AssertionError("there is no map here")
 
 
-def test_neither_holds_unless_said() -> None:
+def test_neither_holds_by_default() -> None:
     arguments = ArgumentList((7, WeightsReady(), ReleaseDependents()), _never)
     assert [value.value for value in arguments.values] == [7, 0, 0]
     arguments.set(weights_ready=True, release_dependents=False)
@@ -46,7 +46,7 @@ def test_neither_holds_unless_said() -> None:
 
 
 def flags(executable: Executable) -> set[int]:
-    """What the launches of an executable are told about their weights."""
+    """Flags of an executable's launches about their weights."""
     found = [
         value.value
         for step, made in zip(executable.recipe.steps, executable._steps, strict=True)
@@ -59,13 +59,13 @@ def flags(executable: Executable) -> set[int]:
 
 
 def asking() -> tuple[Any, Any]:
-    """A linear layer's problem, and the rung of it that asks."""
+    """A linear layer's problem, and its rung that asks for the flag."""
     problem = LinearProblem(1, 64, 8, dtype="fp16")
     return problem, Linear.ladder.rung("warp_per_output")
 
 
-def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
-    """The launch in front may have, as the optimiser's step does in training."""
+def test_an_operator_assumes_nothing_about_its_weights_producer() -> None:
+    """The preceding launch may have written them, as an optimizer step does in training."""
     problem, rung = asking()
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     assert flags(Executable(recipe, torch.device("cpu"))) == {0}
@@ -84,8 +84,8 @@ def test_weights_that_the_plan_computes_are_not_ready() -> None:
 
 
 @pytest.mark.parametrize("weights_ready", [True, False])
-def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of the model are ready; were one computed, its step would be told so."""
+def test_a_plan_passes_flags_to_its_kernels(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's weights are ready; if one were computed, the flag would say otherwise."""
     if not weights_ready:
         monkeypatch.setattr(PlanStep, "weights_are_constant", lambda step, constants: False)
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_persistent_blocks_have_a_multiprocessor_each() -> None:
     assert rung.recipe(problem, rung.configs(problem)[0]).launches_early_after_packing
 
 
-def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_reports_the_following_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[bool, bool]] = []
 
     class Listening(Executable):

@@ -1,4 +1,4 @@
-"""CUDA graphs whose kernels are pointed elsewhere between replays, on a fake driver and a fake GPU."""
+"""CUDA graphs whose kernels get new addresses between replays, on a fake driver and a fake GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INVALID = driver.CUresult.CUDA_ERROR_INVALID_VALUE
 
 
 class Driver:
-    """The executable graph: each node's pointers, as they were last copied."""
+    """Executable graph: each node's pointers, as last updated."""
 
     def __init__(self, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpu = gpu
@@ -74,7 +74,7 @@ class Driver:
         self.counts[node] = self.counts.get(node, 0) + 1
 
     def replay(self) -> None:
-        """What is set later does not reach it, though it runs later still."""
+        """Updates after the launch do not affect it, even if it runs later."""
         now = tuple(pointer for node in sorted(self.pointers) for pointer in self.pointers[node])
         self.gpu.current.enqueue(lambda: self.ran.append(now))
 
@@ -86,7 +86,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(gpu, monkeypatch)
 
 
-def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -> None:
+def test_only_changed_nodes_are_updated_and_each_launch_at_once(made: Driver) -> None:
     first, second = made.launch(1, "x", "y"), made.launch(2, "y", "z")
     graph = made.record(first, second)
     pointers = {name: BufferPointers() for name in "xyz"}
@@ -116,7 +116,7 @@ def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -
     ]  # fmt: skip
 
 
-def test_what_the_driver_refuses_is_said_and_tried_again(made: Driver) -> None:
+def test_a_refusal_of_the_driver_is_reported_and_retried(made: Driver) -> None:
     node = made.launch(1, "x", "y")
     graph = made.record(node)
     node.launch.arguments.point({"x": 16, "y": 32})
@@ -141,7 +141,7 @@ def test_a_thread_without_a_context_gets_one(made: Driver) -> None:
 
 
 def test_a_launch_knows_its_node_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch that follows would be made to depend on it, and on nothing else."""
+    """The next launch would depend on it, and on nothing else."""
 
     def info(stream: int) -> tuple[Any, ...]:
         return OK, "active", 5, "graph", [f"node on {stream}"], ["edge"], 1
@@ -153,7 +153,7 @@ def test_a_launch_knows_its_node_while_a_graph_is_recorded(monkeypatch: pytest.M
 
 
 class Chained:
-    """A driver that graphs are made with, node by node: what it was told, and which graphs there are."""
+    """Driver that builds graphs node by node, and records its calls and the existing graphs."""
 
     def __init__(self, made: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.alive = set[int]()
@@ -218,7 +218,7 @@ def test_a_chain_that_cannot_be_made_leaves_nothing(made: Driver, chained: Chain
 
 
 def test_a_chain_runs_on_the_current_stream(made: Driver, chained: Chained) -> None:
-    """Where a thread has no context yet, in the device's."""
+    """In the device's context, if a thread has none yet."""
     graph = ChainedGraph([chained.launch(made, 1, [])])
     chained.answers = [0, int(NO_CONTEXT), 0, int(INVALID)]
     graph.replay()
@@ -231,7 +231,7 @@ def test_a_chain_runs_on_the_current_stream(made: Driver, chained: Chained) -> N
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_launch_becomes_a_node_behind_another(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sizes and its cluster go along; where it may begin before the other ends, the edge says so."""
+    """Grid, block and cluster are passed on; if it may start before the other ends, the edge is programmatic."""
     told: dict[str, Any] = {}
 
     def add(graph: Any, dependencies: Any, number: int, parameters: Any) -> tuple[Any, int]:

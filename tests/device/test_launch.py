@@ -1,4 +1,4 @@
-"""From a recipe to a run: arguments, buffers, workspaces, constants, on the twin."""
+"""From a recipe to a run on the twin: arguments, buffers, workspaces, constants."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_an_executable_is_bound_again_and_again(scale_kernel: Write) -> None:
 
 
 def test_constants_follow_their_source(scale_kernel: Write) -> None:
-    """Each run copies them anew: they may have been changed, by the caller or by another recipe."""
+    """Copied anew at each run: the caller or another recipe may have changed them."""
     tensors = named()
     executable = bind(RECIPE, tensors)
     executable()
@@ -249,7 +249,7 @@ def test_a_device_without_kernels_is_refused() -> None:
         Executable(RECIPE, torch.device("meta"))
 
 
-# --- the twin's own errors, with the name of what ran
+# --- the twin's own errors, with the name of the kernel
 
 
 def test_an_error_names_kernel_and_label(write_kernel: Write) -> None:
@@ -287,7 +287,7 @@ def test_every_order_gives_the_same(scale_kernel: Write, seed: int) -> None:
 
 
 def test_a_kernel_of_ours_runs_on_the_twin(seed: int) -> None:
-    """The foot of the ladder, called by hand: what a rung's recipe amounts to."""
+    """The lowest rung called by hand, equivalent to its recipe."""
     x, weight, y = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3), torch.full((1, 1, 2, 2), torch.nan)
     program = Program.of(
         "conv2d/direct.cu",
@@ -312,7 +312,7 @@ def test_a_kernel_of_ours_runs_on_the_twin(seed: int) -> None:
     torch.testing.assert_close(y, torch.nn.functional.conv2d(x, weight))
 
 
-# --- the GPU's side, as far as it goes without one
+# --- the GPU's code path, as far as possible without one
 
 
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False), (None, False)])

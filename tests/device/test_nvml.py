@@ -1,4 +1,4 @@
-"""What the management library says of a card, and what is made of it."""
+"""A card's state as NVML reports it, and our conclusions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escalade.device.nvml import (
 
 
 class Library:
-    """The functions of the library; one fails, as those do that a card does not have."""
+    """NVML's functions; one fails, like those that a card does not support."""
 
     def nvmlDeviceGetClockInfo(self, handle: object, which: int, value: Any) -> int:
         value._obj.value = {1: 1980, 2: 3201}[which]

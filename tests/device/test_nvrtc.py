@@ -1,4 +1,4 @@
-"""Compilation without a GPU: the cache's key, the errors, and every rung for every architecture it claims."""
+"""Compilation without a GPU: cache keys, errors, and every rung for every architecture it supports."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
 }
 """
 HOPPER, FAMILY_SHARE = "sm_90a", 5
-"""One rung in so many of each family is compiled for it: their kernels differ by constants, mostly."""
+"""One in this many rungs of each family is compiled for it: their kernels differ mostly by constants."""
 SHARES = {"sm_80": 24, "sm_86": 48, "sm_89": 48, "sm_100": 36, "sm_120": 36}
-"""One rung in so many is compiled for each of the other architectures: more for the oldest, the least alike."""
+"""One in this many rungs is compiled for each other architecture: more for the oldest, which differs most."""
 INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
 
 
@@ -114,7 +114,7 @@ def test_the_key_has_everything_that_the_code_depends_on(
 def test_a_header_of_nvidias_is_part_of_the_key(
     copy_kernel: Write, empty_cache: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is included by one that is included."""
+    """Also a header included by another header."""
     folder = tmp_path / "include"
     folder.mkdir()
     for path in cuda_headers().iterdir():
@@ -130,7 +130,7 @@ def test_a_header_of_nvidias_is_part_of_the_key(
     assert misses_of(COPY) == 0, "it includes none"
 
 
-def test_headers_are_followed_wherever_they_lie(tmp_path: pathlib.Path) -> None:
+def test_headers_are_found_in_any_folder(tmp_path: pathlib.Path) -> None:
     files = {
         "a.h": '#include "sub/b.h"\n  #  include <missing.h>\n',
         "sub/b.h": '#include "c.h"\n#include "../d.h"\n',
@@ -214,7 +214,7 @@ def test_spills_are_seen(write_kernel: Write, empty_cache: pathlib.Path) -> None
 
 
 def test_a_cta_of_one_warp_gets_the_registers_it_needs(empty_cache: pathlib.Path) -> None:
-    """The compiler's own limit supposes that many such CTAs share an SM; attention of a single image has one."""
+    """The compiler's own limit assumes that many such CTAs share an SM; attention of a single image has one."""
     attention = OPERATIONS["attention"]
     rung = attention.ladder.on(typical_card("sm_90a")).rung("mma")
     problem = AttentionProblem.packed(1, 197, 12, 64, dtype="fp16")
@@ -244,7 +244,7 @@ def test_headers_are_not_looked_for_in_the_current_folder(
 
 
 def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
-    """One problem in each dtype that the rung takes: of those that are measured, else of the small ones."""
+    """One problem per dtype that the rung supports: from the measured ones, else from the small ones."""
     chosen: dict[str, Any] = {}
     for variants in supported(operation, rung, (*operation.problems[3:], *operation.problems[:3])):
         for problem in variants:
@@ -259,7 +259,7 @@ Case = tuple[Operation[Any], Rung[Any], str, int]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The rungs with the architectures that they are for: with --thorough all, else others every day."""
+    """The rungs with their architectures: all with --thorough, else others every day."""
     if "architecture" not in metafunc.fixturenames:
         return
     cases: list[Case] = []
@@ -285,8 +285,8 @@ def test_every_rung_compiles_and_keeps_its_registers(
     turn: int,
     request: pytest.FixtureRequest,
 ) -> None:
-    """One dtype each, in turns: the card that tests run on compiles all. That every kernel compiles at all is also seen
-    by test_overlap.py."""
+    """One dtype each, in turns: the card that tests run on compiles all. test_overlap.py also shows that every kernel
+    compiles."""
     problems = _representatives(operation, rung)
     assert problems, f"rung {rung.name} supports none of its operation's problems"
     intended = rung.intended_spill
@@ -297,7 +297,7 @@ def test_every_rung_compiles_and_keeps_its_registers(
         if here.refusal(problem):
             continue
         programs = here.recipe(problem, here.configs(problem)[0]).programs
-        if not request.config.option.thorough:  # of the layers of a network, the last
+        if not request.config.option.thorough:  # the last of a network's layers
             programs = tuple({(program.source, program.entry): program for program in programs}.values())
         for program in programs:
             cubin = compile_program(program, architecture)

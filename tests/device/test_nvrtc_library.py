@@ -1,4 +1,4 @@
-"""The choice of NVRTC: by path, whichever one PyTorch has loaded, and no newer than the driver."""
+"""The choice of NVRTC: by path, or PyTorch's copy, and no newer than the driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assert code[:4] == bytes([127]) + b"ELF"
 
 
 def test_an_nvrtc_that_another_package_has_loaded_is_not_used(tmp_path: pathlib.Path) -> None:
-    """As PyTorch built for CUDA 12 loads its own."""
+    """PyTorch built for CUDA 12 loads its own."""
     other = tmp_path / "libnvrtc.so.12"
     made = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(other), "-Wl,-soname,libnvrtc.so.12"]
     subprocess.run(made, input=OTHER, text=True, check=True)
@@ -42,7 +42,7 @@ def test_an_nvrtc_that_another_package_has_loaded_is_not_used(tmp_path: pathlib.
 
 @pytest.fixture
 def two(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, pathlib.Path]:
-    """NVRTC 12 and 13 as the wheels place them, with their headers."""
+    """NVRTC 12 and 13 as installed from wheels, with their headers."""
     folders = {12: ("cuda_nvrtc", "cuda_runtime"), 13: ("cu13", "cu13")}
     for major, (libraries, headers) in folders.items():
         for name in (f"libnvrtc.so.{major}", f"libnvrtc-builtins.so.{major}.0", f"libnvrtc.alt.so.{major}"):
@@ -82,7 +82,7 @@ def test_options_that_a_version_does_not_have_are_left_out(monkeypatch: pytest.M
     assert code[:4] == b"\x7fELF"
 
 
-def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_error_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         nvrtc_library, "installed_libraries", lambda: [pathlib.Path("/nowhere/libnvrtc.so.13")]
     )

@@ -1,7 +1,7 @@
-"""Launches that may begin before the one in front has ended: their kernels wait ahead of all that they read or write.
+"""Programmatic dependent launches: kernels must wait before they read or write anything of the preceding launch.
 
-By the PTX of every kernel that is launched so, and all ways through it: no way may lead to an access of global memory
-without a `griddepcontrol.wait` on it, unless the access is of weights that are known to be ready.
+Checked on the PTX of every kernel launched so, over all paths: no path may reach an access to global memory without a
+`griddepcontrol.wait`, unless the access is to weights that are known to be ready.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READY = "int weights_ready"
 
 @cache
 def overlapping() -> dict[tuple[str, str], KernelCall]:
-    """One launch of every kernel of Hopper's rungs that may come early."""
+    """One launch of every kernel of Hopper's rungs that may start early."""
     found: dict[tuple[str, str], KernelCall] = {}
     for operation, rung in all_rungs():
         if "sm_90a" not in rung.architectures:
@@ -46,7 +46,7 @@ def overlapping() -> dict[tuple[str, str], KernelCall]:
 
 
 def not_ready(program: Program) -> str:
-    """The source, as it is where weights may have been written by the launch in front."""
+    """The source for the case that the preceding launch may have written weights."""
     return f"constexpr int weights_ready = 0;\n{program.text().replace(_READY, 'int given')}"
 
 
@@ -58,7 +58,7 @@ def ptx(text: str, name: str) -> str:
 
 
 def instructions(code: str, entry: str) -> Iterator[str]:
-    """Of the kernel: labels with their colon, everything else without its semicolon."""
+    """Instructions of the kernel: labels with their colon, everything else without its semicolon."""
     body = code[code.index(f".entry {entry}(") :]
     body = body[body.index("\n{") :]
     depth = 0
@@ -77,7 +77,7 @@ def instructions(code: str, entry: str) -> Iterator[str]:
 
 
 def too_early(code: str, entry: str) -> list[str]:
-    """The accesses of global memory that some way reaches without a wait."""
+    """Accesses of global memory that some path reaches without a wait."""
     body = list(instructions(code, entry))
     places = {text[:-1]: number for number, text in enumerate(body) if _LABEL.fullmatch(text)}
     seen: set[tuple[int, bool]] = set()
@@ -125,8 +125,8 @@ def without_conditions(text: str) -> str:
     return re.sub(r"(?m)^#ifdef (\w+)\n([^#{]*{)\n#else\n([^#{]*{)\n#endif$", chosen, text)
 
 
-def test_kernels_are_told_whether_weights_are_ready() -> None:
-    """Whose source asks has the argument, where it asks for it."""
+def test_kernels_know_whether_weights_are_ready() -> None:
+    """A kernel has the argument if and only if its source asks for it."""
     asking = 0
     for (source, entry), launch in overlapping().items():
         text = without_conditions(launch.program.text())

@@ -1,4 +1,4 @@
-"""Weights that stay are packed once; those that change are packed, and waited for, at every call."""
+"""Constant weights are packed once; others are packed, and waited for, at every call."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ MULTIPLY = KernelCall(
 RECIPE = Recipe((PACK, MULTIPLY), (Workspace("packed", 4 * COUNT),))
 CROWD = (HALF_SM_COUNT + 1, 1, 1)
 CROWDED = Recipe((replace(MULTIPLY, grid=CROWD),))
-"""What may not come early: its blocks are many and small."""
+"""Weights that must not start early: many small CTAs."""
 CROWDED_AFTER_PACKING = Recipe((PACK, *CROWDED.steps), RECIPE.workspaces)
 CROWDED_PACKING = Recipe((replace(PACK, grid=CROWD), MULTIPLY), RECIPE.workspaces)
-"""Its first launch is the packing only where weights change."""
+"""Packing is the first launch only if weights change."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_only_weights_that_stay_are_ready(stay: bool, behind: Recipe | None, wan
 
 
 def test_sets_of_tensors_keep_their_own_packed_weights() -> None:
-    """One executable serves them all."""
+    """One executable serves all of them."""
     prepared = PreparedRecipe(RECIPE, CPU, weights_are_constant=True)
     given = [tensors() for _ in range(2)]
     packed = [prepared.pack(each) for each in given]
@@ -109,7 +109,7 @@ def test_sets_of_tensors_keep_their_own_packed_weights() -> None:
         assert torch.equal(y, x * 2 * weight)
 
 
-def test_what_lasts_is_packed_weights_and_counters() -> None:
+def test_packed_weights_and_counters_persist() -> None:
     places = Workspace("packed", 4), Workspace("counter", 4, zeroed=True), Workspace("scratch", 4)
     assert Recipe((PACK, MULTIPLY), places).lasting == places[:2]
     assert Recipe((MULTIPLY,), places).lasting == places[1:2], "nothing is packed"

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def processes_of_the_test() -> Iterator[None]:
-    """No compilers that another test has started, in another folder and environment."""
+    """Start without compilers of another test, in another folder and environment."""
     compilers.stop()
     yield
     compilers.stop()
@@ -41,12 +41,12 @@ def test_rungs_of_other_architectures_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_compiles_into_the_cache_and_reports_what_does_not_compile(
+def test_compiles_into_the_cache_and_reports_compile_errors(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
     good = Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": 1.0})
-    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
+    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is undefined
     more = [replace(good, constants=(("FAULT", n), ("SLIP", 1.0))) for n in (1, 2, 3)]
     seen: list[Program] = []
     ready: list[Program] = []
@@ -60,7 +60,7 @@ def test_compiles_into_the_cache_and_reports_what_does_not_compile(
 def test_those_begin_first_that_the_compiler_has_most_to_read_of(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Headers included: a short source may include much."""
+    """Size with headers: a short source may include much."""
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
     source = 'extern "C" __global__ void nothing() {}\n'
     texts = {
@@ -88,7 +88,7 @@ def several(count: int = 4) -> list[Program]:
 
 @pytest.fixture
 def trap(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A current folder with modules that must not be imported; what is must leave the file `sprung`."""
+    """A current folder with modules that must not be imported; an import would create the file `sprung`."""
     folder = tmp_path / "somewhere"
     code = f"open({str(tmp_path / 'sprung')!r}, 'a').write(__name__)\n"
     for name in (
@@ -111,7 +111,7 @@ def trap(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 def test_workers_take_nothing_from_the_current_folder(
     trap: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, python_path: str | None
 ) -> None:
-    """No modules; nor is a relative cache there where the process has gone since."""
+    """No modules; and no relative cache in the current folder."""
     monkeypatch.setenv("ESCALADE_CACHE_DIR", f"relative to {tmp_path.name}")
     here = pathlib.Path.cwd()
     monkeypatch.chdir(tmp_path)
@@ -127,13 +127,13 @@ def test_workers_take_nothing_from_the_current_folder(
     assert all(is_compiled(program, "sm_90a") for program in several())
 
 
-def test_what_workers_cannot_keep_is_kept_here(
+def test_results_that_workers_cannot_store_are_stored_here(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # which this process has looked at before
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # already resolved by this process
     with pytest.warns(UserWarning, match="ESCALADE_CACHE_DIR") as said:
         assert precompile(several(), "sm_90a", 2) == []
     assert len(said) == 1
@@ -141,7 +141,7 @@ def test_what_workers_cannot_keep_is_kept_here(
     assert not list((tmp_path / "temporary").iterdir()), "the workers leave nothing behind"
 
 
-def test_what_is_damaged_is_compiled_again_and_said(
+def test_damaged_entries_are_recompiled_and_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))

@@ -98,7 +98,7 @@ def test_a_kernel_is_device_code_only() -> None:
 
 
 def test_a_source_holds_one_kernel() -> None:
-    """What the compiler says of registers and spills is then said of this one."""
+    """The compiler's registers and spills are then reported for this program."""
     for source in SOURCES:
         code = re.sub(r"//.*", "", "".join(read(name) for name in (source, *included(source))))
         assert len(re.findall(r"__global__\s", code)) == 1, source
@@ -148,7 +148,7 @@ def test_declared_parameters_are_evaluated(write_kernel: Write) -> None:
         "Element": Type("__nv_bfloat16"), "NHWC": False, "STRIDE_W": 2, "QUALIFIER": Macro("__restrict__"),
         "SHARE": 0.5, "OTHER": 7,
     }  # fmt: skip
-    # The definitions of the host take the place of those that are there for editors.
+    # Host definitions replace those that exist for editors.
     assert program.text().startswith("#define ESCALADE_PARAMETERS\n")
 
 

@@ -1,4 +1,4 @@
-"""Recording a CUDA graph: the collector rests, and is as it was afterwards."""
+"""Recording a CUDA graph pauses garbage collection, and restores it afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reused memory: layouts, growth, and several tensors in one piece."""
+"""Reused memory: layouts, growth, and several tensors in one allocation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from escalade.device.staging import StagingBuffer, is_dense
 HOST = torch.device("cpu")
 
 
-def test_room_has_the_shape_type_and_layout_of_what_it_is_for() -> None:
+def test_staging_memory_has_the_shape_dtype_and_layout_of_its_tensor() -> None:
     image = torch.zeros(2, 3, 5, 7, dtype=torch.uint8).to(memory_format=torch.channels_last)
     logits = torch.zeros(2, 10, dtype=torch.float16)
     rooms = StagingBuffer(HOST).like([image, logits])

@@ -1,4 +1,4 @@
-"""Streams that nobody else has, lent one after another."""
+"""Streams with a single user, reused one after another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CUDA = torch.device("cuda", 0)
 _let_go = streams._DedicatedStream.__del__
 
 
-def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And whoever lets go of one leaves it to the next: a service that makes plans for days has a few streams."""
+def test_a_stream_has_a_single_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Released streams are reused: a service that makes plans for days needs only a few."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
     monkeypatch.setattr(streams, "_DedicatedStream", _Handle)
@@ -32,7 +32,7 @@ def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS keeps a workspace per pair of thread and stream: streams must not wander between threads."""
+    """cuBLAS keeps a workspace per pair of thread and stream, so streams must not move between threads."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
     monkeypatch.setattr(streams, "_DedicatedStream", _Handle)
@@ -57,7 +57,7 @@ def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPat
 
 
 class _Handle:
-    """Stands in for a stream of PyTorch, which cannot be created without CUDA."""
+    """Fake PyTorch stream: a real one needs CUDA."""
 
     user, computes = 0, False
 

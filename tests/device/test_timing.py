@@ -1,4 +1,4 @@
-"""The statistics and the turns, with samplers whose clock is made up, and the rest on a card that is."""
+"""Statistics and turns, with samplers on a fake clock, and the rest on a fake card."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU = torch.device("cuda", 0)
 
 
 class FakeSampler:
-    """Says what it is told to, and writes down when it was asked."""
+    """Return the given readings, and record when it was called."""
 
     how = "graph"
     note = ""
@@ -79,7 +79,7 @@ def test_one_slow_sample_does_not_move_the_median() -> None:
 def test_an_arm_leaves_when_its_time_is_spent_and_the_others_go_on() -> None:
     log: list[str] = []
     slow = FakeSampler("slow", [1e6] * 50, log)
-    fast = FakeSampler("fast", [10.0] * 50, log, calls=1000)  # 10 ms a sample
+    fast = FakeSampler("fast", [10.0] * 50, log, calls=1000)  # 10 ms per sample
     times = interleave({"slow": slow, "fast": fast}, seconds_each=0.1, min_rounds=5, max_rounds=50)
     assert times["slow"].samples == 5
     assert times["fast"].samples == pytest.approx(10, abs=1)
@@ -128,7 +128,7 @@ def test_arms_need_names_of_their_own_and_calls() -> None:
 
 
 def test_a_time_is_that_of_one_call_and_of_nothing_else(card: Card) -> None:
-    """Three calls over three sets, again and again in one graph; no launch, no upload and no other subject is in it."""
+    """Three calls over three sets, repeated in one graph; it contains no launch overhead, upload or other subject."""
     subjects = [
         Subject("ten", [lambda: card.kernel(10.0)] * 3),
         Subject("seven", [lambda: card.kernel(7.0)]),
@@ -162,13 +162,13 @@ def test_one_replay_takes_long_enough_and_each_round_is_waited_for_busily(card: 
 
 
 def test_the_wait_outlasts_the_launches_of_a_round(card: Card) -> None:
-    """With sixty subjects the CPU takes 300 us to enqueue a round."""
+    """With sixty subjects the CPU needs 300 us to enqueue a round."""
     subjects = [Subject(str(number), [lambda: card.kernel(2.0)]) for number in range(60)]
     times = time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=3, replay_us=1.0)
     assert [timing.median_us for timing in times.values()] == pytest.approx([2.0] * 60)
 
 
-def test_what_cannot_be_captured_is_timed_by_plain_calls(card: Card) -> None:
+def test_uncapturable_subjects_are_timed_by_plain_calls(card: Card) -> None:
     def call() -> None:
         if card.recording is not None:
             raise RuntimeError("operation not permitted\nmore of it")
@@ -179,11 +179,11 @@ def test_what_cannot_be_captured_is_timed_by_plain_calls(card: Card) -> None:
     assert timing.median_us == pytest.approx(50.0)
 
 
-# What is timed is judged
+# Timed results are judged
 
 
 def doubling(card: Card, x: torch.Tensor, y: torch.Tensor, name: str = "double", broken: str = "") -> Subject:
-    """y = 2x, unless it is broken in one of the ways that a plain call does not show."""
+    """y = 2x, unless broken in one of the ways that a plain call does not show."""
     runs: list[int] = []
 
     def times(factor: int) -> Callable[[], None]:
@@ -262,7 +262,7 @@ def test_a_replay_has_its_inputs_filled_before_and_not_in_its_time(card: Card) -
 
 
 class Clock:
-    """Of the CPU, in seconds."""
+    """CPU time in seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -286,7 +286,7 @@ def test_calls_by_the_clock_are_divided_by_their_number_and_waited_for(
         clock.take(3.0)
         pending.append(20.0)
 
-    pending.append(500.0)  # of somebody else: it is over before the clock starts
+    pending.append(500.0)  # unrelated work, which ends before the clock starts
     assert CallSampler(call, wait, 10).finish() == pytest.approx(23.0)
     host = host_time(call, wait, calls=7, rounds=4)
     assert host.median_us == pytest.approx(3.0) and host.samples == 4 and host.how == "host"
@@ -307,7 +307,7 @@ def test_on_the_gpu_a_copy_is_timed_by_graph_and_takes_as_long_as_it_must() -> N
 
 
 @pytest.mark.gpu
-def test_what_cannot_be_captured_is_timed_eagerly_and_says_so() -> None:
+def test_uncapturable_subjects_are_timed_eagerly_and_reported() -> None:
     x = torch.randn(1000, device="cuda")
 
     def synchronizes() -> None:

@@ -1,7 +1,7 @@
-"""Type confusion and boundary numbers in engine files, tried in a process of its own.
+"""Type confusion and boundary numbers in engine files, tested in a separate process.
 
 `python -m tests.engine.confusion FOLDER SEED COUNT` loads and calls changed copies of the engines in a folder on the
-CPU: the sharpest changes and COUNT others, or all (0). It prints each change before it tries it: if a signal ends the
+CPU: the most dangerous changes and COUNT others, or all (0). It prints each change before testing it: if a signal ends
 process, the last line is the culprit. `test_file_fuzz` runs a sample; run all after changing what is checked.
 """
 
@@ -29,9 +29,9 @@ from escalade.errors import EscaladeError
 from tests.engine.files import Contents
 
 SHARP = re.compile(r"(dtype|layout|memory_format)'\) = '-?[0-9]+'$|^integers: \w+ = \(-\d+")
-"""Changes that are always tried: integers for what PyTorch has enumerations of, the smallest numbers in constants."""
+"""Changes that are always tested: integers for PyTorch's enumerations, the smallest numbers in constants."""
 MOST_ELEMENTS = 10_000
-"""Largest inputs, in elements, that a changed engine is called with."""
+"""Input size limit, in elements, for calls of a changed engine."""
 CONFUSED: tuple[Any, ...] = (
     None, True, 0, -1, 6, 77, 10**6, 2**31, 2**63 - 1, -(2**63) + 1, -(2**63), 2**64, 0.5, math.nan, math.inf, -1.5,
     "", "float32", "a\0b", "x" * 2000, [], [6], [None], [[1]], ["x"], [True], [2**63 - 1] * 3, {}, {"$batch": 1},
@@ -43,7 +43,7 @@ CONFUSED: tuple[Any, ...] = (
 
 
 class Integers(nn.Module):
-    """Operators on integers whose CPU kernels divide, shift, index and count by what they are given."""
+    """Integer operators whose CPU kernels divide, shift, index and count by their arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Integers(nn.Module):
 
 
 def saved(folder: pathlib.Path) -> None:
-    """Write the engines to be changed; `every_kind` makes another."""
+    """Write the engines to be changed; `every_kind` builds another."""
     torch.manual_seed(3)
     examples = torch.randn(2, 4), torch.randint(1, 9, (2, 4))
     compile(Integers(), examples).save(folder / "integers.engine")
@@ -96,7 +96,7 @@ def changes(contents: Contents) -> Iterator[Change]:
 
     for path in paths(contents.graph):
         if path[0] == "nodes" and len(path) <= 3:
-            continue  # rows as a whole are no arguments
+            continue  # whole rows are not arguments
         for value in CONFUSED:
             yield f"{path} = {str(value)[:60]!r}", partial(confused, path, value)
     for name, tensor in contents.tensors.items():
@@ -106,7 +106,7 @@ def changes(contents: Contents) -> Iterator[Change]:
 
 
 def replaced_at(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The tree itself with another value at a path."""
+    """Return the tree with another value at a path."""
     parent = tree
     for key in path[:-1]:
         parent = parent[key]
@@ -115,7 +115,7 @@ def replaced_at(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to every value inside nested lists and objects."""
+    """Return the key paths to every value inside nested lists and objects."""
     entries = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in entries:
         yield (*path, key)
@@ -183,7 +183,7 @@ def main(folder: pathlib.Path, seed: int, count: int) -> None:
 
 
 def run(folder: pathlib.Path, seed: int, count: int) -> str:
-    """Try changed files in a child process; return its last line, or raise with the change that ended it."""
+    """Test changed files in a child process; return its last line, or raise with the change that ended it."""
     command = [sys.executable, "-m", "tests.engine.confusion", str(folder), str(seed), str(count)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     last = (ended.stdout.strip().splitlines() or [""])[-1]

@@ -1,4 +1,4 @@
-"""Engine files taken apart and put together again, checksum included: what somebody who knows the format can write."""
+"""Engine files taken apart and rebuilt with a valid checksum: files that someone who knows the format can write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.engine.file import _digest
 
 @dataclass
 class Contents:
-    """Of a file: its metadata, the graph among it as plain data, and its tensors."""
+    """Return a file's metadata, its graph as plain data, and its tensors."""
 
     metadata: dict[str, str]
     graph: Any
@@ -38,13 +38,13 @@ class Contents:
 
 
 def replaced(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file anew: one that is cut to nothing first would wait for the disk."""
+    """Write a file anew: truncating it first would wait for the disk."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
 
 
 class EveryKind(nn.Module):
-    """Every kind of node that a file can hold, and arguments of every sort among PyTorch's operators."""
+    """Every kind of node that a file can hold, and arguments of every kind for PyTorch's operators."""
 
     def __init__(self) -> None:
         super().__init__()

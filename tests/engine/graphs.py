@@ -1,4 +1,4 @@
-"""Small graphs for the tests of passes, and what they compute."""
+"""Small graphs for the tests of passes, and their evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.engine.nodes.evaluate import compute
 
 
 class Parts(nn.Module):
-    """Layers to build small networks of."""
+    """Layers for small networks."""
 
     def __init__(self, run: Callable[[Parts, torch.Tensor], Any]) -> None:
         super().__init__()

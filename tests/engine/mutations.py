@@ -1,4 +1,4 @@
-"""Files that are nearly engines: bytes changed, or the graph changed by somebody who writes the checksum anew."""
+"""Nearly valid engine files: changed bytes, or a changed graph with a new checksum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = (
 
 
 def mutated_bytes(whole: bytes, draw: random.Random) -> bytes:
-    """Flipped, cut off, cut out or put in."""
+    """Bytes flipped, truncated, removed or inserted."""
     data = bytearray(whole)
     place = draw.randrange(len(data)) if draw.random() < 0.7 else draw.randrange(min(16, len(data)))
     match draw.randrange(5):
@@ -51,7 +51,7 @@ def mutated_bytes(whole: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_contents(contents: Contents, draw: random.Random) -> Contents:
-    """One thing changed, or two: mostly in the graph, sometimes among the tensors or in the dtype."""
+    """One or two changes: mostly in the graph, sometimes in the tensors or the dtype."""
     graph = json.loads(contents.metadata["graph"])
     changed = Contents(dict(contents.metadata), graph, dict(contents.tensors))
     for _ in range(draw.choice((1, 1, 1, 2))):
@@ -68,7 +68,7 @@ def mutated_contents(contents: Contents, draw: random.Random) -> Contents:
 
 
 def _places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in the tree with each of its keys."""
+    """Yield every container in the tree with each of its keys."""
     entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in entries:
         yield data, key
@@ -107,7 +107,7 @@ def _change_graph(contents: Contents, draw: random.Random) -> None:
 
 
 def _change_reference(contents: Contents, draw: random.Random) -> None:
-    """A node reads another value, or is in another place."""
+    """A node reads another value, or moves to another position."""
     nodes = contents.graph.get("nodes")
     if not isinstance(nodes, list) or len(nodes) < 2:
         return

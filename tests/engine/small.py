@@ -1,4 +1,4 @@
-"""Networks of two linear layers and whatever a test does with them."""
+"""Networks of two linear layers and a test's own function."""
 
 from __future__ import annotations
 

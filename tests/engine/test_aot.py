@@ -1,4 +1,4 @@
-"""What a file carries for GPUs: plans that are made of it again, and machine code that needs no compiler."""
+"""AOT data of a file for GPUs: plans are rebuilt from it, and machine code needs no compiler."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pa
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_what_was_brought_goes_along(
+def test_bundled_kernels_survive_copies_and_moves(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With copies and pickles, and to a GPU that an engine is moved to after it was loaded."""
+    """Through copies and pickles, and on a GPU that an engine moves to after loading."""
     loaded = load(path, device="cpu")
     for again in (loaded, copy.copy(loaded), pickle.loads(pickle.dumps(loaded))):
         assert [plan.card for plan in again._plans.artifacts.plans] == [H200.name] * 2
@@ -119,14 +119,14 @@ def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> Non
         assert carried.plan_for(H200, inputs) is None
 
 
-def test_a_loaded_engine_says_which_sizes_it_serves(
+def test_a_loaded_engine_reports_the_sizes_it_serves(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     _, _, carried = read(path, HERE)
     served = carried.served(H200)
     assert served == ["1×64 float32 flat", "3×64 float32 flat"] and not carried.served(A100)
     loaded = load(path, device="twin")
-    loaded(torch.randn(2, 64))  # no plan of the file: its kernels are built
+    loaded(torch.randn(2, 64))  # not a plan of the file: its kernels are built
     (name,) = (entry.name for entry in loaded.graph.inputs)
     for shape, sentence in {
         (
@@ -152,7 +152,7 @@ def test_a_loaded_engine_says_which_sizes_it_serves(
         loaded(torch.randn(5, 64))
 
 
-def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
+def test_a_mismatch_of_cards_is_explained(path: pathlib.Path) -> None:
     _, _, carried = read(path, HERE)
     assert carried.explain_mismatch(H200) == "" and AotArtifacts().explain_mismatch(A100) == ""
     assert "planned again, and kernels are compiled" in carried.explain_mismatch(A100)
@@ -171,7 +171,7 @@ def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
         (("sm_90a", "sm_70"), "no card of architecture sm_70 .*sm_80"),
     ],
 )
-def test_what_cannot_be_carried_is_said(
+def test_unsavable_aot_data_is_reported(
     engine: Engine, tmp_path: pathlib.Path, kernels: Any, sentence: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=sentence):
@@ -183,7 +183,7 @@ def test_what_cannot_be_carried_is_said(
 
 
 def _rewritten(path: pathlib.Path, place: pathlib.Path, change: Any) -> pathlib.Path:
-    """The file with something else carried, and a checksum that fits."""
+    """The file with other AOT data, and a matching checksum."""
     contents = Contents.of(path)
     carried = json.loads(contents.metadata["carried"])
     text = change(carried, contents.tensors)
@@ -226,15 +226,13 @@ CHANGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), CHANGES)
-def test_what_is_carried_is_checked(
-    path: pathlib.Path, tmp_path: pathlib.Path, change: Any, sentence: str
-) -> None:
+def test_aot_data_is_checked(path: pathlib.Path, tmp_path: pathlib.Path, change: Any, sentence: str) -> None:
     with pytest.raises(FileError, match=sentence):
         load(_rewritten(path, tmp_path / "changed.escalade", change), device="cpu")
 
 
-def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
-    """Every value replaced by others of all types: a ValueError, or something whose plans can be asked for."""
+def test_confused_types_in_aot_data(path: pathlib.Path) -> None:
+    """Every value replaced by others of all types: a ValueError, or data whose plans can be requested."""
     contents = Contents.of(path)
     text = contents.metadata["carried"]
     refused = 0
@@ -253,7 +251,7 @@ def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
     assert refused
 
 
-def test_what_is_carried_is_part_of_the_checksum(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_aot_data_is_part_of_the_checksum(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     contents = Contents.of(path)
     carried = contents.metadata["carried"].replace(H200.name, A100.name)
     changed = tmp_path / "changed.escalade"
@@ -263,7 +261,7 @@ def test_what_is_carried_is_part_of_the_checksum(path: pathlib.Path, tmp_path: p
 
 
 def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Of another version of Escalade, or of somebody who wrote what he liked: only a rung's own configs are taken."""
+    """AOT data of another version or an attacker: only a rung's own configs are accepted."""
 
     def change(carried: Any, _: Any) -> None:
         for plan in carried["plans"]:

@@ -53,7 +53,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    """Those that the backend makes."""
+    """Engines created by the backend."""
     made: list[Engine] = []
 
     def make(*arguments: Any, **keywords: Any) -> Engine:
@@ -75,7 +75,7 @@ def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> Non
     assert "few_channels" in ops and "batch_norm" not in ops  # its weights are known
 
 
-def test_pytorch_that_has_looked_already_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_works_after_pytorch_listed_its_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     torch._dynamo.list_backends()
     monkeypatch.setattr(registry, "_BACKENDS", {})
@@ -88,7 +88,7 @@ def test_pytorch_that_has_looked_already_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[Engine]) -> None:
-    """Dynamo traces again when a size changes for the first time, and then for all sizes."""
+    """Dynamo traces again when a size changes for the first time, then for all sizes."""
     compiled = torch.compile(model, backend="escalade")
     with torch.no_grad():
         for batch in (2, 3, 5, 7):
@@ -101,7 +101,7 @@ def test_other_batch_sizes_take_one_engine_more(model: nn.Module, engines: list[
 def test_other_image_sizes_are_escalades(
     model: nn.Module, engines: list[Engine], caplog: pytest.LogCaptureFixture, dynamic: bool | None
 ) -> None:
-    """From the first size on if Dynamo is told, and from the second if it is not; and nothing is left of it."""
+    """From the first size on if Dynamo is told, else from the second; nothing is left of it."""
     compiled = torch.compile(model, backend="escalade", dynamic=dynamic)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "escalade"):
         for size in ((2, 3, 8, 8), (2, 3, 9, 8), (3, 3, 6, 10), (3, 3, 7, 9)):
@@ -117,7 +117,7 @@ def test_other_image_sizes_are_escalades(
 
 
 def _exchange(model: Any) -> None:
-    """Two values in each other's place: no sum of them all is another."""
+    """Two swapped values: their sum is unchanged."""
     numbers = model.fc.weight.detach().numpy()
     numbers[0, 0], numbers[1, 1] = numbers[1, 1].copy(), numbers[0, 0].copy()
 
@@ -146,7 +146,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 def test_whatever_is_written_to_weights_is_seen(
     mode: Any, names: Iterable[str], engines: list[Engine]
 ) -> None:
-    """Also what PyTorch does not count, which in inference mode is everything."""
+    """Also changes that PyTorch does not count, which in inference mode is every change."""
     with mode():
         torch.manual_seed(8)
         model = Small().eval()
@@ -182,7 +182,7 @@ def test_frozen_weights_are_not_compared(
         compiled(x)
         torch.testing.assert_close(compiled(x), model(x))
         model.fc.weight.mul_(2)  # type: ignore[union-attr,operator]
-        torch.testing.assert_close(compiled(x), model(x))  # PyTorch has counted it
+        torch.testing.assert_close(compiled(x), model(x))  # PyTorch counted it
     assert len(engines) == 2
 
 
@@ -195,7 +195,7 @@ def test_weights_are_the_callers(model: nn.Module) -> None:
 
 
 def test_autocast_is_pytorchs(model: nn.Module, engines: list[Engine]) -> None:
-    """A model that is compiled by PyTorch is compiled for the autocast that it is called in."""
+    """A model compiled by PyTorch is compiled for the autocast mode of the call."""
     compiled = torch.compile(model, backend="escalade")
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
@@ -215,8 +215,8 @@ def test_models_are_trained(
     caplog: pytest.LogCaptureFixture,
     on_twin: bool,
 ) -> None:
-    """Forward and backward are plans, on the twin of kernels: the same gradients and statistics, for other batches
-    too."""
+    """Forward and backward are plans, with kernels on the twin: the same gradients and statistics, also for other
+    batch sizes."""
     if on_twin:
         monkeypatch.setattr(backend, "compile_for_training", partial(compile_for_training, on_twin=True))
     expected = copy.deepcopy(model.train())
@@ -248,7 +248,7 @@ def test_training_without_gradients_is_pytorchs(
 
 
 class Broken(nn.Module):
-    """Two graph breaks: three parts. The last one writes to a value of the part before."""
+    """Two graph breaks make three parts. The last one writes to a value of the part before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,10 +271,10 @@ def test_parts_between_graph_breaks(engines: list[Engine]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
         torch.testing.assert_close(compiled(x + 1), model(x + 1))
-    assert len(engines) == 2  # the third part changes what it is given
+    assert len(engines) == 2  # the third part changes its input
 
 
-def test_a_dtype_can_be_asked_for(model: nn.Module, engines: list[Engine]) -> None:
+def test_a_dtype_can_be_requested(model: nn.Module, engines: list[Engine]) -> None:
     x = torch.randn(2, 3, 8, 8)
     compiled = torch.compile(model, backend="escalade", options={"dtype": "fp16"})
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_unknown_options_are_refused(model: nn.Module) -> None:
         backend.escalade_backend(graph, [torch.randn(2)], options={"frozen": "yes"})
 
 
-def test_the_plan_of_a_part_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_plan_of_a_part_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MAX_PLANS", 2)
     planned = []
     monkeypatch.setattr(PlannedPart, "_planned", lambda part, given, _: planned.append(len(given[0])))

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Network(nn.Module):
-    """A stem and two convolutions, of which the second has filters that 8 bits represent badly."""
+    """A stem and two convolutions; the second has filters that 8 bits represent badly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Network(nn.Module):
         )
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
         with torch.no_grad():
-            self.second.weight[:, 0, 0, 0] = 40.0  # the other weights are a few of its steps
+            self.second.weight[:, 0, 0, 0] = 40.0  # the other weights are a few quantization steps
             self.second.bias.sub_(40.0 * 0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def error(engine: escalade.Engine, network: nn.Module, batches: list[torch.Tenso
 
 @pytest.mark.parametrize("dtype", ("int8", "fp8"))
 def test_entropy_is_least_among_the_ranges_that_are_tried(dtype: str) -> None:
-    """The divergence is computed here element by element, from the codes of the bins."""
+    """Computes the divergence element by element, from the codes of the bins."""
     torch.manual_seed(0)
     values = torch.randn(100_000).abs()
     values[:3] = torch.tensor([30.0, 31.0, 32.0])
@@ -114,7 +114,7 @@ def test_entropy_leaves_out_rare_outliers() -> None:
 def test_bias_correction_removes_the_mean_error_of_weights(
     network: Network, batches: list[torch.Tensor]
 ) -> None:
-    """The mean of each filter's result before the activation is that of fp32, but for the border and activations."""
+    """The mean of each filter's result before the activation matches fp32, except for the border and activations."""
     graph = capture(network, (batches[0],))
     fused = fuse(graph, "int8")
     found = histograms(fused, batches, CPU)

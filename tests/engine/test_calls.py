@@ -1,4 +1,4 @@
-"""Calls of plans of few launches, which run over the caller's tensors, and of plans with buffers."""
+"""Calls of plans of few launches, which run directly over the caller's tensors, and of plans with buffers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support import in_threads
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """PyTorch fills new memory with NaN: nothing is read that was not written."""
+    """PyTorch fills new memory with NaN: no unwritten memory is read."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -47,7 +47,7 @@ def direct(engine: Engine, *tensors: torch.Tensor) -> DirectCalls:
 
 @pytest.mark.parametrize(("function", "launches", "scratch"), [(ONE, 1, False), (TWO, 2, True)])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_the_kernels_write_what_is_returned(
+def test_the_kernels_write_the_results(
     function: Callable[..., Any], launches: int, scratch: bool, dtype: str, poisoned: None
 ) -> None:
     model, engine = made(function, dtype=dtype)
@@ -68,7 +68,7 @@ def test_the_kernels_write_what_is_returned(
 
 
 def test_inputs_that_kernels_cannot_read_are_copied() -> None:
-    """Of another type, in another order, between two multiples of 16 bytes, or negated by a mark."""
+    """Another dtype, another layout, misaligned to 16 bytes, or with the negative bit."""
     model, engine = made(ONE)
     x = torch.randn(2, 12)
     take = direct(engine, x)._inputs[0].bind
@@ -91,8 +91,8 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
 
 
 def keeps_the_lock(function: Callable[[], object], seconds: float) -> bool:
-    """Whether a thread that waits for the interpreter's lock does not get it while the function is called again and
-    again, for so long."""
+    """Return True if a thread waiting for the GIL does not get it during repeated calls of the function for
+    a while."""
     gate, entered = threading.Event(), threading.Event()
 
     def enter() -> None:
@@ -116,7 +116,7 @@ def keeps_the_lock(function: Callable[[], object], seconds: float) -> bool:
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
 def test_calls_follow_the_strides_of_each_input(device: str) -> None:
-    """Inputs of one size in every order of memory, one after another: each call reads its own."""
+    """Inputs of one size with every memory layout, one after another: each call reads its own."""
     square, wide = torch.randn(12, 12), torch.randn(24, 25)
     rows = [
         square, square.t(), square[:1].expand(12, 12), wide[::2, ::2][:, :12], wide[:12, 1:13], square.flip(0),
@@ -139,7 +139,7 @@ def test_calls_follow_the_strides_of_each_input(device: str) -> None:
 
 
 def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:
-    """Each time that it is given away, with many threads waiting for it, takes longer than the call."""
+    """Releasing the GIL with many waiting threads takes longer than the call."""
     _, engine = made(ONE)
     x = torch.randn(2, 12)
     take = direct(engine, x)._inputs[0].bind
@@ -151,7 +151,7 @@ def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:
 
 
 def between(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, at no multiple of 16 bytes: as a view into another tensor, or in a file that is read where it lies."""
+    """The same, not aligned to 16 bytes: a view into another tensor, or a file mapped in place."""
     room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
     assert room.data_ptr() % 16
     return room.copy_(tensor)
@@ -208,7 +208,7 @@ def test_a_reshape_at_either_end() -> None:
         lambda p, x: x.softmax(-1).softmax(-1).softmax(-1).softmax(-1),
     ],
 )
-def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
+def test_plans_not_called_directly(function: Callable[..., Any]) -> None:
     """Two results with the same bytes, a result that is an input or a constant, PyTorch's steps, many steps."""
     model, engine = made(function)
     x = torch.randn(2, 12)
@@ -221,7 +221,7 @@ def test_what_is_not_run_directly(function: Callable[..., Any]) -> None:
 
 
 def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of one call meet at them: those of another on a second stream would be counted too."""
+    """CTAs of one call synchronize with them: a second stream would count too."""
     choosing = choices.choose
 
     class Counting:
@@ -251,7 +251,7 @@ def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch
 
 
 def test_counters_that_rungs_have_are_zeroed_workspaces() -> None:
-    """What the choice of direct calls goes by."""
+    """Criteria of direct calls."""
     problem = Conv2dProblem.square(64, 64, 7, 3, batch=1, dtype="fp16", layout="nhwc")
     splitting = [
         config
@@ -288,7 +288,7 @@ MANY: Callable[..., Any] = lambda p, x: torch.cumsum(p.second(torch.softmax(p.fi
 
 
 def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as are asked for, and in use; where memory runs out, as many as there are."""
+    """All that are requested are used; if memory runs out, all that fit."""
     _, engine = made(MANY, dtype="fp16", buffers=3)
     inputs = [torch.randn(2, 12) for _ in range(6)]
     expected = [engine(x) for x in inputs]
@@ -296,7 +296,7 @@ def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(calls, BufferedCalls) and len(calls._sets) == 1
     first = calls.program
     assert isinstance(first, KernelProgram)
-    with calls._sets[0].lock:  # somebody else's call takes long
+    with calls._sets[0].lock:  # another caller's slow call
         assert torch.equal(engine(inputs[1]), expected[1])
     second = calls._sets[1].program
     assert isinstance(second, KernelProgram) and second._values.arena is not first._values.arena
@@ -333,7 +333,7 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
         out: Any = tuple(rooms) if isinstance(expected, tuple) else rooms[0]
         assert engine(x, out=out) is out
         assert all(torch.equal(room, y) for room, y in zip(rooms, several, strict=True))
-    if function is MANY:  # of the input's size: it is written when it has been read
+    if function is MANY:  # of the input's size: written after it has been read
         given = x.clone()
         assert torch.equal(engine(given, out=given), expected)
     with torch.inference_mode():
@@ -375,7 +375,7 @@ def test_results_share_no_memory_with_each_other(device: str) -> None:
 
 
 class Scarce(TorchDispatchMode):
-    """Whatever PyTorch is asked for, there is no memory for the request of that number."""
+    """The allocation request of that number fails, whatever its size."""
 
     def __init__(self, refused: int = 0) -> None:
         super().__init__()
@@ -388,8 +388,8 @@ class Scarce(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_an_engine_goes_on_after_running_out_of_memory() -> None:
-    """Wherever that is, in the making of a plan or in a call of it."""
+def test_an_engine_survives_running_out_of_memory() -> None:
+    """At any point of planning or calling."""
     _, engine = made(MANY, dtype="fp16")
     x = torch.randn(2, 12)
     expected = engine(x)
@@ -407,7 +407,7 @@ def test_an_engine_goes_on_after_running_out_of_memory() -> None:
             assert torch.equal(again(x), expected)
 
 
-def test_calls_that_nobody_waits_for() -> None:
+def test_calls_without_a_waiting_thread() -> None:
     _, engine = made(TWO, buffers=2)
     inputs = [torch.randn(1 + number % 2, 12) for number in range(6)]
 
@@ -439,8 +439,8 @@ def test_streams_give_the_results_of_calls() -> None:
         assert torch.equal(found, engine(x))
 
 
-def test_what_a_call_costs_the_host() -> None:
-    """Of the CPU's time, a run on the twin included."""
+def test_host_cost_of_a_call() -> None:
+    """CPU time, including a run on the twin."""
     _, engine = made(ONE)
     x = torch.randn(2, 12)
     timing = host_time(lambda: engine(x), lambda: None, calls=5, rounds=4)

@@ -1,4 +1,4 @@
-"""Plans beside PyTorch: what is timed, what is kept and remembered, and what is said."""
+"""Plans beside PyTorch: what is timed, kept, stored and reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
-    """Two convolutions of one problem, a step of PyTorch's between them, and a layer."""
+    """Two convolutions of one problem, a PyTorch step between them, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ Times = Callable[[dict[str, float]], list[list[str]]]
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Times:
-    """Makes up the time of each subject by its name, once it has run; gives who took turns."""
+    """Fake the time of each subject by its name after running it; return the subjects timed in turns."""
 
     def made_up(given: dict[str, float]) -> list[list[str]]:
         turns: list[list[str]] = []
@@ -109,8 +109,8 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
     assert not program._values._pytorch_owned
 
 
-def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
-    """A change of order that PyTorch leaves for later would be no rival to a kernel that does it."""
+def test_pytorch_writes_the_form_that_the_next_kernel_reads(program: KernelProgram, x: torch.Tensor) -> None:
+    """A lazy permutation of PyTorch is not comparable to a kernel that does it."""
     comparing.copy_inputs(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
     result = program.pytorch_call(convert)()
@@ -118,7 +118,7 @@ def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: t
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_pytorch_does_not_take_has_no_time_of_its(
+def test_layers_that_pytorch_refuses_have_no_time(
     program: KernelProgram, x: torch.Tensor, times: Times, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(step: Any) -> Any:
@@ -157,17 +157,17 @@ def test_steps_are_timed_by_the_clock_of_the_card(card: Card) -> None:
 
 @pytest.fixture
 def remembered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The file of the user's table for a GPU that need not be here."""
+    """The user's table file for a fake GPU."""
     path = tmp_path / "table.json"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(comparing, "user_path", lambda gpu: path)
     return path
 
 
-def test_what_pytorch_does_sooner_is_left_to_it(
+def test_steps_faster_in_pytorch_are_left_to_it(
     engine: Engine, model: nn.Module, x: torch.Tensor, times: Times, remembered: pathlib.Path
 ) -> None:
-    """Also a second step of the same problem, which is not measured again; and the results are what they were."""
+    """Also a second step of the same problem, which is not measured again; and results are unchanged."""
     program = engine.program(x)
     assert isinstance(program, KernelProgram)
     turns = times({"plan": 4.0, "PyTorch": 3.0})
@@ -190,7 +190,7 @@ def test_what_pytorch_does_sooner_is_left_to_it(
     torch.testing.assert_close(other.outputs[0], model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_clearly_faster_stays(
+def test_steps_without_a_clear_win_stay(
     program: KernelProgram, x: torch.Tensor, times: Times, remembered: pathlib.Path
 ) -> None:
     times({"plan": 4.0, "PyTorch": 3.99})
@@ -221,7 +221,7 @@ def test_the_whole_model_in_pytorch_is_the_model(engine: Engine, model: nn.Modul
     assert found.dtype == torch.bfloat16
 
 
-def test_a_comparison_says_where_time_is_lost(program: KernelProgram) -> None:
+def test_a_comparison_shows_where_time_is_lost(program: KernelProgram) -> None:
     fast = ComparedStep(1, "a", "layer1", "conv2d", "window", 2.0, 5.0, 0.0)
     slow = ComparedStep(3, "b", "layer2", "conv2d", "direct", 9.0, 5.0, 4.0)
     alone = ComparedStep(4, "c", "", "stem", "stem", 1.0, None, 0.0)

@@ -1,4 +1,4 @@
-"""Plans for C++ programs: the runtime runs them through a stub of the driver, with the twin as its GPU."""
+"""Plans for C++ programs: the runtime runs them through a stub driver, with the twin as its GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _compiled(target: pathlib.Path, *arguments: str | pathlib.Path) -> pathlib.P
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the stub of the driver, the bridge to Python and the example program."""
+    """A folder with the stub driver, the bridge to Python and the example program."""
     folder = tmp_path_factory.mktemp("cpp")
     shared = ("-shared", "-fPIC")
     _compiled(folder / "libcuda.so.1", *shared, "-Wl,-soname,libcuda.so.1", HERE / "stub_driver.cpp")
@@ -43,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-def test_a_c_program_computes_what_the_engine_computes(tmp_path: pathlib.Path, built: pathlib.Path) -> None:
+def test_a_c_program_matches_the_engine(tmp_path: pathlib.Path, built: pathlib.Path) -> None:
     done = fresh.python("-m", "tests.engine.cpp.twin_driver", str(built), str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr
 

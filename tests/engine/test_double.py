@@ -1,4 +1,4 @@
-"""float64 and other types that a model asks for: results have PyTorch's values and types."""
+"""float64 and other explicit dtypes in a model: results have PyTorch's values and dtypes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES: tuple[Callable[[Model, torch.Tensor], torch.Tensor], ...] = (
     lambda m, x: ((x.to(DOUBLE) + m.number) - m.number).float(),
     lambda m, x: x.type_as(m.row) / 3,
     lambda m, x: x + m.row,
-    lambda m, x: (x * m.number).relu() / m.number,  # a number has no say in the type
+    lambda m, x: (x * m.number).relu() / m.number,  # a Python number does not affect the dtype
     lambda m, x: (x.double() + 1e6).var(-1),
     lambda m, x: torch.relu(x.double() / 3).reshape(-1, 4).t(),
     lambda m, x: x.sum(-1, dtype=DOUBLE),

@@ -1,4 +1,4 @@
-"""What is dropped is free at once: no memory of plans, engines and steps waits for Python's search for garbage."""
+"""Dropped objects are freed at once: no memory of plans, engines and steps waits for garbage collection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.engine.plan import stepwise
 
 
 class Mixed(nn.Module):
-    """Kernels before PyTorch's steps and behind them, and a result that is copied."""
+    """Kernels before and after PyTorch's steps, and a copied result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class Mixed(nn.Module):
 
 
 def left_behind(work: Callable[[], object]) -> list[torch.Tensor]:
-    """Tensors with memory that nobody holds after this work, and that are still there."""
-    work()  # what is made once stays
+    """Tensors of this work that are unreferenced but still alive."""
+    work()  # one-time allocations stay
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -47,7 +47,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
     try:
         return tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # a tracer's, which stands for another
+    except RuntimeError:  # a tracer's, which represents another
         return False
 
 
@@ -84,7 +84,7 @@ def test_an_engine_leaves_nothing_of_its_model(device: str) -> None:
     def work() -> None:
         compile(model, torch.zeros(2, 3, 6, 6), device=device)(torch.zeros(2, 3, 6, 6))
 
-    # Tracers of PyTorch's may hold modules, with the caller's tensors: with no others.
+    # PyTorch's tracers may hold modules, with the caller's tensors, but no others.
     assert {tensor.data_ptr() for tensor in left_behind(work)} <= own
 
 

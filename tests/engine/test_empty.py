@@ -1,4 +1,4 @@
-"""Values without elements: in layers, results and inputs, and batches of no items."""
+"""Values without elements: in layers, results and inputs, and empty batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Emptied(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("device", ("cpu", "twin"))
-def test_what_has_no_elements_is_as_it_is_in_pytorch(device: str, tmp_path: pathlib.Path) -> None:
+def test_empty_values_match_pytorch(device: str, tmp_path: pathlib.Path) -> None:
     torch.manual_seed(4)
     model, x = Emptied(0), torch.randn(2, 3, 5, 5)
     engine = compile(model, (x, x.new_zeros(0, 4)), device=device)
@@ -39,7 +39,7 @@ def test_what_has_no_elements_is_as_it_is_in_pytorch(device: str, tmp_path: path
         for batch in (2, 3):
             given = (torch.randn(batch, 3, 5, 5), x.new_zeros(0, 4))
             torch.testing.assert_close(one(*given), model(*given), rtol=1e-4, atol=1e-5)
-    more = torch.ones(2, 4)  # it is absent no more
+    more = torch.ones(2, 4)  # it is no longer absent
     torch.testing.assert_close(engine(x, more), model(x, more), rtol=1e-4, atol=1e-5)
     head = compile(nn.Sequential(model.layer, nn.Flatten(), nn.Linear(36, 0)), x, device=device)
     assert head(x).shape == (2, 0) and not head.explain().steps

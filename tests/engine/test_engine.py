@@ -1,4 +1,4 @@
-"""Engines on the CPU do what their models do, and say what is wrong with what they are given."""
+"""Engines on the CPU match their models, and report bad inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support import in_threads
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 4e-2}
 ROUNDING = {"fp16": 1, "bf16": 8}
-"""By how much a type is coarser than fp16. PyTorch itself is asked in fp16: without bf16 instructions it takes long."""
+"""Coarseness of a dtype relative to fp16. PyTorch's reference runs in fp16: without bf16 instructions it is slow."""
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (lambda: ResNet(BasicBlock, (2, 2, 2, 2), 10), (3, 64, 64)),
     "resnet34": (lambda: ResNet(BasicBlock, (3, 1, 2, 1), 10), (3, 64, 64)),
@@ -41,7 +41,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (models.LeNet, (1, 86, 86)),
     "spectral_autoencoder": (models.SpectralAutoencoder, (320,)),
 }
-"""Every network that has a name, small where that says as much."""
+"""Every named network, small where that is sufficient."""
 
 
 @pytest.fixture(scope="module", params=models.NAMES)
@@ -65,7 +65,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_networks_match_pytorch(
     network: tuple[nn.Module, tuple[int, ...], Graph], dtype: str, seed: int
 ) -> None:
-    """Within 1e-5 in fp32; in 16 bits at most twice as far away as PyTorch itself is in the same type."""
+    """Within 1e-5 in fp32; in 16 bits at most twice PyTorch's own error in the same dtype."""
     model, item, graph = network
     engine = Engine(graph, dtype, "cpu")
     x = torch.randn(4, *item, generator=torch.Generator().manual_seed(seed))
@@ -151,7 +151,7 @@ def test_bytes_are_normalised_however_they_are_given(by_name: bool) -> None:
 
 
 def test_an_image_that_is_returned_is_normalised() -> None:
-    """Also where nothing else reads it."""
+    """Also if nothing else reads it."""
     x = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     engine = compile(nn.Identity(), x, normalize=((0.5,) * 3, (0.2,) * 3))
     for given in (x, x.float()):
@@ -169,7 +169,7 @@ def test_models_that_take_bytes_themselves_get_them() -> None:
         torch.testing.assert_close(results, Bytes()(like))
 
 
-def test_integers_are_what_they_are(seed: int) -> None:
+def test_integers_stay_exact(seed: int) -> None:
     model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 3))
     x = torch.randint(0, 50, (2, 4), generator=torch.Generator().manual_seed(seed))
     engine = compile(model, x)
@@ -192,7 +192,7 @@ def test_plans_are_kept_and_bounded(small: nn.Module) -> None:
     assert engine.plan(torch.randn(1, 3, 6, 6)) is one  # kept
     engine.plan(torch.randn(2, 3, 6, 6))
     assert engine.plan(torch.randn(1, 3, 6, 6)) is one  # and used last
-    engine.plan(torch.randn(3, 3, 6, 6))  # takes the place of 2
+    engine.plan(torch.randn(3, 3, 6, 6))  # replaces 2
     assert len(engine._plans.cached) == 2
     assert engine.plan(torch.randn(1, 3, 6, 6)) is one
     with pytest.raises(UnsupportedError, match="at least 1"):
@@ -269,7 +269,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
 
 
 class Masked(nn.Module):
-    """Rows see those in front of them alone, by a mask that is added in front of a softmax."""
+    """Causal rows, by a mask added before a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_masks_of_infinities_are_no_weights(dtype: str) -> None:
 
 
 class Scaled(nn.Module):
-    """Factors and terms that are not finite, behind a sum that is."""
+    """Non-finite factors and terms, after a finite sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ def test_weights_beyond_fp16_are_refused() -> None:
         assert difference(compile(model, x, dtype=dtype)(x), model(x).detach()) < TOLERANCE[dtype]
 
 
-def test_what_folding_would_take_beyond_fp16_is_not_folded() -> None:
+def test_folding_beyond_fp16_range_is_skipped() -> None:
     model = nn.Sequential(nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3)).eval()
     model[1].running_var.fill_(1e-9)  # type: ignore[operator]
     with torch.no_grad():
@@ -330,7 +330,7 @@ def test_what_folding_would_take_beyond_fp16_is_not_folded() -> None:
 
 
 def test_statistics_are_kept_in_fp32() -> None:
-    """A variance of 1e8 is beyond fp16, its root is not."""
+    """A variance of 1e8 exceeds fp16, its root does not."""
     model = nn.Sequential(nn.MaxPool2d(2), nn.BatchNorm2d(3), nn.ReLU()).eval()
     model[1].running_var.fill_(1e8)  # type: ignore[operator]
     model[1].running_mean.fill_(1e3)  # type: ignore[operator]
@@ -377,7 +377,7 @@ def test_pixels_of_an_image_that_is_flattened_as_it_comes(
 
 
 class Given(nn.Module):
-    """Returns a buffer, a number and what it is given."""
+    """Returns a buffer, a number and its input."""
 
     def __init__(self) -> None:
         super().__init__()

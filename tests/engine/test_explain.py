@@ -21,7 +21,7 @@ from escalade.terminal_text import counted
 
 
 class Small(nn.Module):
-    """A convolution with BatchNorm and ReLU, a step that no kernel does, a flattened end."""
+    """A convolution with BatchNorm and ReLU, a step without a kernel, and a flattened end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def explanation(engine: Engine) -> Explanation:
-    """The plan as kernels run it."""
+    """The plan as executed by kernels."""
     return explain_plan(engine.plan(torch.randn(2, 8, 4, 4)))
 
 
-def test_steps_say_who_does_what_and_why(explanation: Explanation) -> None:
+def test_steps_name_their_executor_and_the_reason(explanation: Explanation) -> None:
     steps = {step.source: step for step in explanation.steps}
     conv = steps["conv"]
     assert conv.operation == "conv2d" and conv.rung not in ("", PYTORCH) and conv.why and conv.launches > 0
@@ -99,7 +99,7 @@ def test_times_are_shown_where_they_are_known(explanation: Explanation) -> None:
 
 
 def test_on_the_cpu_pytorch_computes_everything(engine: Engine, explanation: Explanation) -> None:
-    """Neither a rung nor a launch is named where no kernel runs, nor is what PyTorch does a fallback among kernels."""
+    """Steps without a kernel show neither a rung nor a launch, and PyTorch's own steps are not fallbacks."""
     here = engine.explain()
     assert not here.in_kernels and here.launches == 0 and not here.arena
     assert {step.rung for step in here.steps} == {PYTORCH, ""}

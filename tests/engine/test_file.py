@@ -1,4 +1,4 @@
-"""Engines as files: what is saved comes back, and what is not an engine is refused."""
+"""Engines as files: saved engines are restored, and other files are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def saved(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_what_is_saved_comes_back(mixed: tuple[Mixed, Engine], saved: pathlib.Path) -> None:
+def test_saved_engines_are_restored(mixed: tuple[Mixed, Engine], saved: pathlib.Path) -> None:
     model, engine = mixed
     again = load(saved, device="cpu")
     assert again.dtype == engine.dtype and again.graph.notes == engine.graph.notes
@@ -70,7 +70,7 @@ def test_what_is_saved_comes_back(mixed: tuple[Mixed, Engine], saved: pathlib.Pa
     second = saved.with_name("second.engine")
     again.save(second)
     with safe_open(saved, framework="pt") as one, safe_open(second, framework="pt") as two:
-        assert one.metadata() == two.metadata()  # its checksum among it
+        assert one.metadata() == two.metadata()  # including its checksum
 
 
 def test_nothing_else_is_left_behind(saved: pathlib.Path) -> None:
@@ -94,7 +94,7 @@ def test_shared_weights_are_moved_once() -> None:
 
 
 def test_constants_of_the_same_memory_may_be_different(tmp_path: pathlib.Path) -> None:
-    """A matrix and its transpose begin at the same place and have the same sizes; so do floats and their bits."""
+    """A matrix and its transpose have the same address and sizes; so do floats and their bits."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -136,7 +136,7 @@ def test_limits_of_the_batch_are_kept(tmp_path: pathlib.Path) -> None:
 
 
 class Call(nn.Module):
-    """A function as a module, with parts."""
+    """A function as a module, with submodules."""
 
     def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
         (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
     ],
 )
-def test_what_pytorch_does_is_saved(model: nn.Module, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+def test_pytorch_steps_are_saved(model: nn.Module, shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     engine = compile(model.eval(), torch.randn(2, *shape))
     engine.save(tmp_path / "p.engine")
     x = torch.randn(3, *shape)
@@ -208,7 +208,7 @@ def test_structures_that_need_no_import_come_back(tmp_path: pathlib.Path) -> Non
         (torch.linalg.svdvals, "aten::linalg_svdvals is none of the operators"),
     ],
 )
-def test_what_no_file_can_hold_is_an_engine_all_the_same(
+def test_unsavable_models_still_compile(
     function: Callable[..., Any], message: str, tmp_path: pathlib.Path
 ) -> None:
     x = torch.randn(3, 4)
@@ -245,8 +245,10 @@ def test_every_kind_of_damage_is_noticed(saved: pathlib.Path) -> None:
             load(saved, device="cpu")
 
 
-def test_damage_is_said_before_what_comes_of_it(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is made while the weights are still hashed."""
+def test_damage_is_reported_before_its_consequences(
+    saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is built while the weights are still being hashed."""
 
     def refuse(*given: object, **options: object) -> None:
         raise ArithmeticError("these weights come to nothing")
@@ -262,7 +264,7 @@ def test_damage_is_said_before_what_comes_of_it(saved: pathlib.Path, monkeypatch
 
 
 def test_the_checksum_is_of_names_types_and_sizes_too(saved: pathlib.Path) -> None:
-    """The same bytes under other names, or seen otherwise, are other weights."""
+    """The same bytes under other names or views are other weights."""
     with safe_open(saved, framework="pt") as file:
         metadata = file.metadata()
     tensors = load_file(saved)
@@ -334,10 +336,10 @@ def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "escalade-engine", "version": "1"}])
-def test_no_weights_are_read_of_what_is_no_engine(
+def test_no_weights_are_read_from_other_files(
     metadata: dict[str, str] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be more than there is memory for."""
+    """They may exceed memory."""
 
     class Opened(contextlib.nullcontext[Any]):
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -437,7 +439,7 @@ def test_a_failure_leaves_the_old_file(
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
 
 
-def test_what_is_no_file_is_not_written_to(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
+def test_special_files_are_not_written_to(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for place in (
         tmp_path,
@@ -459,6 +461,6 @@ def test_a_link_stays_one(mixed: tuple[Mixed, Engine], tmp_path: pathlib.Path) -
     link = tmp_path / "link.engine"
     link.symlink_to(tmp_path / "folder" / "real.engine")
     mixed[1].save(link)
-    mixed[1].save(tmp_path / ("n" * 250))  # as long as names may be, nearly
+    mixed[1].save(tmp_path / ("n" * 250))  # near the maximum length of names
     assert link.is_symlink() and (tmp_path / "folder" / "real.engine").is_file()
     load(link, device="cpu")

@@ -1,4 +1,4 @@
-"""Hundreds of files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
+"""Hundreds of nearly valid engine files: each is refused with a message, or works like any other engine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.engine.files import Contents, every_kind, replaced
 from tests.engine.mutations import mutated_bytes, mutated_contents
 
 BYTES, GRAPHS, PIECES = 300, 600, 3
-"""Files with changed bytes, files with changed graphs, and the tests that these are done in."""
+"""Files with changed bytes, files with changed graphs, and the tests that use them."""
 MOST_ELEMENTS = 10_000
-"""Of inputs that a changed engine is called with."""
+"""Sizes of inputs for calls of a changed engine."""
 CALLS_ON_TWIN = 5
 
 
@@ -38,7 +38,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Contents, bytes,
 def test_confused_types_and_boundary_numbers_end_no_process(
     original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path
 ) -> None:
-    """In a child process, which says what it was trying when a signal ended it."""
+    """In a child process, which prints the current case in case a signal ends it."""
     (tmp_path / "kinds.engine").write_bytes(original[1])
     confusion.saved(tmp_path)
     tried, loaded = map(int, re.findall(r"\d+", confusion.run(tmp_path, seed=7, count=60)))
@@ -46,7 +46,7 @@ def test_confused_types_and_boundary_numbers_end_no_process(
 
 
 def loaded(path: pathlib.Path, device: str = "cpu") -> Engine | None:
-    """The engine of a file, None if it is refused."""
+    """Return the engine of a file, or None if it is refused."""
     try:
         return load(path, device=device)
     except EscaladeError as error:
@@ -55,7 +55,7 @@ def loaded(path: pathlib.Path, device: str = "cpu") -> Engine | None:
 
 
 def given(engine: Engine) -> tuple[list[torch.Tensor], int]:
-    """Inputs like those that an engine says it takes."""
+    """Inputs like those that an engine declares."""
     least, _ = engine.graph.batches
     made = []
     for entry in engine.graph.inputs:
@@ -65,7 +65,7 @@ def given(engine: Engine) -> tuple[list[torch.Tensor], int]:
 
 
 def called(engine: Engine) -> Any:
-    """What it returns, None if it is a sentence; of the sizes and types that its graph has."""
+    """Return its results, or None if it raised; they have the sizes and dtypes of its graph."""
     sizes = [fixed_shape(entry.shape, engine.graph.batches[0]) for entry in engine.graph.inputs]
     if any(torch.Size(size).numel() > MOST_ELEMENTS for size in sizes):
         return None
@@ -85,7 +85,7 @@ def called(engine: Engine) -> Any:
 
 
 def node_by_node(engine: Engine) -> list[torch.Tensor]:
-    """What the graph says, one node after another, without any pass."""
+    """Evaluate the graph node by node, without any pass."""
     tensors, batch = given(engine)
     graph = engine.graph.at(batch)
     values = dict(graph.constants) | {
@@ -110,7 +110,7 @@ def test_changed_bytes_are_noticed(original: tuple[Contents, bytes, Engine], tmp
         replaced(path, mutated_bytes(whole, draw))
         again = loaded(path)
         refused += again is None
-        if again is not None:  # spaces at the end of the header, say
+        if again is not None:  # such as spaces at the end of the header
             torch.testing.assert_close(called(again), called(engine), rtol=0, atol=0, equal_nan=True)
     assert refused > BYTES * 0.95
 
@@ -134,7 +134,7 @@ def test_changed_graphs_are_sentences_or_engines(
         returned += result is not None
         if result is not None and again.dtype == "fp32":
             for found, expected in zip(pytree.tree_leaves(result), node_by_node(again), strict=True):
-                if found.is_floating_point():  # which of two near numbers is larger may be either
+                if found.is_floating_point():  # the larger of two close numbers is not determined
                     torch.testing.assert_close(
                         found.float(), expected.to(found.dtype).float(), rtol=1e-2, atol=1e-2, equal_nan=True
                     )
@@ -154,7 +154,7 @@ def _same(one: Contents, other: Contents) -> bool:
 
 
 def test_changed_graphs_do_not_overrun_kernels(tmp_path: pathlib.Path) -> None:
-    """On the twin, whose kernels are held to their buffers: what is accepted computes what the CPU does."""
+    """On the twin, which checks buffer bounds: accepted files compute the CPU's results."""
 
     class Rows(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

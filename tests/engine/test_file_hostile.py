@@ -1,4 +1,4 @@
-"""Files that somebody wrote to do harm: none runs what it names, and none is believed in what it says."""
+"""Malicious files: none runs the code it names, and none of its claims is trusted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Contents:
 
 
 def written(contents: Contents, path: pathlib.Path, change: Callable[[Any], None]) -> pathlib.Path:
-    """The file with its graph changed, under a checksum that fits."""
+    """The file with its graph changed, under a matching checksum."""
     changed = Contents(contents.metadata, json.loads(contents.metadata["graph"]), contents.tensors)
     change(changed.graph)
     replaced(path, changed.written())
@@ -40,7 +40,7 @@ def written(contents: Contents, path: pathlib.Path, change: Callable[[Any], None
 
 
 def calling(target: str, arguments: dict[str, Any], shape: list[int], **inputs: str) -> Callable[[Any], None]:
-    """One node more, which depends on constants alone and is an output: loading would compute it."""
+    """One more node, which depends on constants alone and is an output: loading would compute it."""
 
     def change(graph: Any) -> None:
         attributes = {"target": target, "arguments": arguments}
@@ -63,7 +63,7 @@ def test_files_are_neither_read_nor_written(whole: Contents, tmp_path: pathlib.P
     secret = tmp_path / "secret"
     secret.write_bytes(b"\x00\x00\x80\x3f" * 4)
     before = secret.stat()
-    for shared in (False, True):  # which creates the file where there is none
+    for shared in (False, True):  # this creates a missing file
         for place in (secret, tmp_path / "new"):
             arguments = {"filename": str(place), "shared": shared, "size": 4, "dtype": {"$torch": "float32"}}
             path = written(whole, tmp_path / "evil.engine", calling("aten::from_file", arguments, [4]))
@@ -121,7 +121,7 @@ def test_other_operators_are_refused(target: str) -> None:
 
 
 def test_every_overload_that_passes_is_functional() -> None:
-    """Of all that this PyTorch has: no way to write to an argument, no result but tensors, no randomness."""
+    """Among all operators of this PyTorch: none writes to an argument, returns anything but tensors, or is random."""
     passed = []
     for name in torch._C._dispatch_get_all_op_names():
         try:
@@ -131,7 +131,7 @@ def test_every_overload_that_passes_is_functional() -> None:
         passed.append(name)
         schema = operator._schema
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        assert written in ([], ["self"]), name  # of which the engine makes a copy first
+        assert written in ([], ["self"]), name  # the engine copies them first
         assert not any(argument.is_out or str(argument.type) == "Storage" for argument in schema.arguments), (
             name
         )
@@ -255,7 +255,7 @@ def test_texts_do_nothing_to_a_terminal(text: str, whole: Contents, tmp_path: pa
 
 
 def test_many_values_of_constants_are_too_much(whole: Contents, tmp_path: pathlib.Path) -> None:
-    """Each is within its bounds, and together they are not."""
+    """Each alone is within its bounds; together they are not."""
 
     def change(graph: Any) -> None:
         for number in range(40):
@@ -267,7 +267,7 @@ def test_many_values_of_constants_are_too_much(whole: Contents, tmp_path: pathli
 
 
 def test_sizes_are_checked_for_each_batch(tmp_path: pathlib.Path) -> None:
-    """What is right for a few batch sizes, and false for another."""
+    """A shape rule that is right for a few batch sizes, and wrong for another."""
 
     class Few(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ def test_sizes_are_checked_for_each_batch(tmp_path: pathlib.Path) -> None:
 
 
 def test_false_sizes_do_not_reach_the_kernels(tmp_path: pathlib.Path) -> None:
-    """Of every node in turn each size is changed: the twin, which has no GPU's bounds, is never launched."""
+    """Each size of every node is changed in turn: the twin, which lacks a GPU's bounds, is never launched."""
     layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.LayerNorm(6), nn.Softmax(-1))
     compile(layers, torch.randn(2, 4)).save(tmp_path / "right.engine")
     contents = Contents.of(tmp_path / "right.engine")
@@ -342,7 +342,7 @@ def test_every_size_and_type_of_every_kind_matters(whole: Contents, tmp_path: pa
             node[3][name] = right
     for name, tensor in whole.tensors.items():
         changed.tensors = {**whole.tensors, name: torch.cat([tensor, tensor])}
-        if name != "b_order":  # which picks channels, as many as it likes; its reader has another size then
+        if name != "b_order":  # it selects any number of channels, so its reader has another size
             _refused(changed, tmp_path)
 
 
@@ -370,7 +370,7 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_headers_that_lie_are_refused(kind: str, tmp_path: pathlib.Path) -> None:
+def test_false_headers_are_refused(kind: str, tmp_path: pathlib.Path) -> None:
     header = json.dumps(HEADERS[kind]).encode()
     (tmp_path / "f").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(FileError, match="not an Escalade engine file"):
@@ -378,7 +378,7 @@ def test_headers_that_lie_are_refused(kind: str, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 100_000_001, 9, 0])
-def test_lengths_of_headers_that_lie_are_refused(length: int, tmp_path: pathlib.Path) -> None:
+def test_false_header_lengths_are_refused(length: int, tmp_path: pathlib.Path) -> None:
     (tmp_path / "f").write_bytes(struct.pack("<Q", length) + b"{}")
     with pytest.raises(FileError, match="not an Escalade engine file"):
         load(tmp_path / "f", device="cpu")
@@ -400,7 +400,7 @@ def test_graphs_that_are_none_are_refused(text: str, whole: Contents, tmp_path: 
         load(tmp_path / "f", device="cpu")
 
 
-def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place in (
@@ -424,7 +424,7 @@ def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_captured_graph_is_sound(whole: Contents, tmp_path: pathlib.Path) -> None:
-    """What is captured passes the checks that a file's graph has to, unless it says why it cannot be saved."""
+    """Captured graphs pass the checks of a file's graph, unless the reason that they cannot be saved is reported."""
     graph = compile(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)).graph
     check_graph(graph)
     with pytest.raises(EscaladeError, match="more than one value is named x"):

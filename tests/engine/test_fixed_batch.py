@@ -1,4 +1,4 @@
-"""Deterministic engines: an item's bits are the same in every batch and beside anything."""
+"""Deterministic engines: an item's bits are the same in every batch, whatever the other items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.errors import UnsupportedError
 
 
 class Mixed(nn.Module):
-    """Layers that add up in several ways: over channels, windows, groups, pixels and features."""
+    """Layers that sum in several ways: over channels, windows, groups, pixels and features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_items_that_are_not_by_themselves_are_refused(name: str) -> None:
         require_independent_items(capture(Call(function), (torch.randn(3, 4),)))
 
 
-def test_what_is_not_for_kernels_alone_is_refused() -> None:
+def test_deterministic_plans_refuse_pytorch_steps() -> None:
     x = torch.randn(2, 4, 6)
     with pytest.raises(UnsupportedError, match="use device 'cuda' or 'twin' and leave out measured=True"):
         compile(nn.ReLU(), x, device="cpu", deterministic=True)

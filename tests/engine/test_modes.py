@@ -1,4 +1,4 @@
-"""An engine's arithmetic is its own: the modes of whoever makes it or calls it change nothing."""
+"""An engine's arithmetic is its own: modes of its creator or caller change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.errors import UnsupportedError
 
 
 class Layers(nn.Module):
-    """What Escalade does and what PyTorch does, constants to fold, and results whose type is PyTorch's choice."""
+    """Steps of Escalade and PyTorch, constants to fold, and results whose dtype PyTorch chooses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_calls_in_every_mode(engine: Engine, model: nn.Module, mode: str) -> Non
     assert torch.equal(found, expected) and found.device == x.device and found.dtype == torch.float32
 
 
-# Default types and devices are the model's business when it is captured: its own code makes tensors.
+# Default dtypes and devices matter when a model is captured: its own code creates tensors.
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "a default type"])
 def test_engines_made_in_every_mode(model: nn.Module, mode: str) -> None:
@@ -128,7 +128,7 @@ def test_normalising_on_any_default_device() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_missing_gradients_are_said_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_gradients_are_reported_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
     model, x = nn.Linear(12, 8), torch.randn(2, 12, requires_grad=True)
     engine = compile(model, x, device=device)
 

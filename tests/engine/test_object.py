@@ -1,4 +1,4 @@
-"""An engine as an object: among modules, copied and pickled; and how its model takes arguments and returns results."""
+"""An engine as an object: among modules, copied and pickled; and its arguments and results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class Found:
     boxes: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not self.scores.numel():  # an `assert` would name pytest, through which a capture finds every test
+        if (
+            not self.scores.numel()
+        ):  # an `assert` would refer to pytest, through which a capture reaches every test
             raise ValueError("no scores")
 
 
 class Many(nn.Module):
-    """Whatever structure a model may return, by constants among its arguments."""
+    """Any structure a model may return, selected by constants among its arguments."""
 
     def forward(self, x: torch.Tensor, doubled: bool, times: int = 1, *, kind: str | None = None) -> Any:
         y = (x * 2 if doubled else x) * times
@@ -80,7 +82,7 @@ def engine() -> Engine:
 
 
 class Closed(nn.Module):
-    """Arguments in a dataclass, and some that Python has names for; it is followed, or exported, as a size decides."""
+    """Arguments in a dataclass, and some named by Python keywords; traced or exported, depending on a size."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ def test_one_argument_may_be_a_structure() -> None:
         assert torch.equal(engine.submit(parts=parts).result(), model(parts))
 
 
-def test_an_engine_says_what_it_is(engine: Engine) -> None:
+def test_an_engine_describes_itself(engine: Engine) -> None:
     assert repr(engine) == "Engine(input [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
 
 
@@ -148,7 +150,7 @@ def _twice(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
     return result * 2
 
 
-def test_copies_keep_what_the_caller_has_put_beside() -> None:
+def test_copies_keep_attributes_added_by_the_caller() -> None:
     x = torch.randn(2, 4)
     first = compile(nn.Linear(4, 3), x)
     plain = first(x)
@@ -181,8 +183,8 @@ def test_an_engine_among_modules(engine: Engine) -> None:
         compile(network, x)
 
 
-def test_an_engine_inside_what_somebody_compiles(engine: Engine) -> None:
-    """Dynamo leaves it as it is: what it would find of an engine are pointers."""
+def test_an_engine_inside_a_compiled_model(engine: Engine) -> None:
+    """Dynamo must not trace it: an engine's contents are pointers."""
     network = nn.Sequential(nn.Linear(4, 4), engine, nn.Linear(3, 2)).eval()
     torch.compiler.reset()
     compiled = torch.compile(network, backend="eager")
@@ -221,7 +223,7 @@ class Scaled(nn.Module):
 
 
 def test_arguments_in_their_place_may_be_given_by_name() -> None:
-    """As a module takes them, whichever way the example gave them."""
+    """Like a module's, however the example passed them."""
     x, scale = torch.randn(4, 3), torch.rand(3)
     engine = compile(Scaled(), (x[:2], scale), device="cpu")
     expected = engine(x, scale)

@@ -1,4 +1,4 @@
-"""How calls find their plan, which plans are kept, and that no call waits for another's."""
+"""How calls find their plan, which plans are kept, and that calls do not wait for each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_calls_do_not_wait_for_a_plan_in_the_making(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
 def test_plans_serve_calls_in_every_mode(device: str) -> None:
-    """Whichever mode they were made in."""
+    """In whichever mode they were created."""
     x = torch.randn(2, 12)
     for make in (torch.inference_mode, torch.no_grad, torch.enable_grad):
         with make():
@@ -52,15 +52,15 @@ def test_plans_serve_calls_in_every_mode(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
+def test_the_least_recently_called_plan_is_evicted_first(device: str) -> None:
     _, engine = made(ONE, device=device, plans=2)
     one, two, three = (torch.randn(size, 12) for size in (1, 2, 3))
     engine(one)
     engine(two)
     kept = engine.plan(one)
     engine(two)
-    engine(one)  # at first sight, and used last for all that
-    engine(three)  # takes the place of two
+    engine(one)  # first used, and also used last
+    engine(three)  # replaces two
     assert engine.plan(one) is kept and engine.explain().batch == 1
     assert len(engine._plans.cached) == 2 and all(
         seen.cached in engine._plans.cached.values() for seen in engine._plans.by_signature.values()
@@ -71,8 +71,8 @@ def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
-    """In size, strides, type and place, and in what PyTorch would do with it."""
+def test_inputs_like_the_last_calls_match_in_every_property(device: str) -> None:
+    """In size, strides, dtype and device, and in PyTorch's dispatch."""
     model, engine = made(ONE, device=device)
     given = torch.randn(2, 12)
     others = (
@@ -88,11 +88,11 @@ def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
         engine([given])
 
 
-def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_recognize_known_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     _, engine = made(ONE)
     x = torch.randn(2, 12)
     engine(x)
-    monkeypatch.setattr(Engine, "flatten", None)  # not asked any more
+    monkeypatch.setattr(Engine, "flatten", None)  # must not be called again
     engine(x)
     engine(torch.randn(2, 12))
 

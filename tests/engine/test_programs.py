@@ -1,4 +1,4 @@
-"""Programs of `torch.export` in a model's place, in whichever mode they were exported."""
+"""Programs of `torch.export` in place of a model, exported in either mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.engine import compile, load
 
 
 class Trained(nn.Module):
-    """What computes something else in training mode."""
+    """Differs in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ def test_a_program_exported_in_training_mode_is_evaluated(
 ) -> None:
     torch.manual_seed(0)
     model, x = Trained().train(), torch.randn(2, 3, 8, 8)
-    model(x)  # so that statistics are not what they begin with
+    model(x)  # so that statistics differ from their initial values
     program = torch.export.export(model, (x,))
     before, expected = str(program.graph), copy.deepcopy(model).eval()(x)
     engine = compile(program)
     assert "exported in training mode" in caplog.text and str(program.graph) == before
     for batch in (x, x[:1]):
         torch.testing.assert_close(engine(batch), expected[: len(batch)].detach(), rtol=1e-4, atol=1e-5)
-    engine.save(tmp_path / "trained.escalade")  # which draws nothing, so a file can hold it
+    engine.save(tmp_path / "trained.escalade")  # deterministic, so a file can hold it
     assert torch.equal(load(tmp_path / "trained.escalade", device="cpu")(x), engine(x))
 
 

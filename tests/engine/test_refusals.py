@@ -1,4 +1,4 @@
-"""What a careless caller of the engine hears: one sentence, whatever was given."""
+"""Messages for wrong uses of an engine: one sentence for any argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.randn(2, 3, 6, 6)
 
 
 class Block(nn.Module):
-    """A convolution under a name with dots."""
+    """A convolution under a dotted name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ def with_weights(value: float) -> nn.Module:
         ((X,), {"dtype": "fp8", "calibration": ["a"]}, "a calibration batch is of type str"),
     ],
 )
-def test_compile_says_what_it_takes(
+def test_compile_refuses_unsupported_arguments(
     arguments: tuple[Any, ...], options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(EscaladeError, match=re.escape(sentence)):
         escalade.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), *arguments, **options)
 
 
-def test_weights_are_called_what_the_model_calls_them() -> None:
+def test_weights_have_the_models_names() -> None:
     with pytest.raises(
         EscaladeError, match=r"the model's layer1\.0\.0\.weight holds values that are not finite"
     ):
@@ -88,7 +88,7 @@ def test_weights_are_called_what_the_model_calls_them() -> None:
         escalade.compile(with_weights(1e9), X, dtype="fp16")
 
 
-def test_a_model_that_returns_a_number_out_of_a_tensor_is_told_what_to_do() -> None:
+def test_a_model_that_returns_a_number_from_a_tensor_gets_advice() -> None:
     with pytest.raises(EscaladeError, match="^Counting returns a number that .* return the tensor"):
         escalade.compile(Counting(), X)
 
@@ -96,7 +96,7 @@ def test_a_model_that_returns_a_number_out_of_a_tensor_is_told_what_to_do() -> N
 def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PyTorch prints all that it has traced, and logs."""
+    """PyTorch prints everything it traced, and logs."""
     with caplog.at_level(logging.WARNING), pytest.raises(EscaladeError) as refused:
         escalade.compile(Branching(), X)
     line = Branching.forward.__code__.co_firstlineno + 1
@@ -122,7 +122,7 @@ def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(
         (lambda engine, folder: ops.softmax(X, rung=5), "softmax: rung must be a str, not int"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_of_the_wrong_kind_is_named(
+def test_arguments_of_wrong_kinds_are_named(
     misuse: Callable[[Engine, pathlib.Path], object], sentence: str, tmp_path: pathlib.Path
 ) -> None:
     engine = escalade.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), X)

@@ -1,4 +1,4 @@
-"""Engines for any size: what they compute is what the model does, and what an engine for that size alone would."""
+"""Engines for any size: results match the model, and an engine for that size alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escalade.errors import UnsupportedError
 
 
 class Layers(nn.Module):
-    """Two convolutions, and whatever a function does with them."""
+    """Two convolutions and a function of them."""
 
     def __init__(self, function: Callable[..., Any], features: int = 8) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ MODELS: dict[str, tuple[Any, int, list[tuple[int, ...]], int]] = {
     "unet": (_unet, 8, [(2, 3, 8, 8), (2, 3, 9, 7), (1, 3, 11, 5)], 1),
     "branching": (_branching, 8, [(2, 3, 8, 8), (2, 3, 9, 12), (1, 3, 7, 11), (2, 3, 8, 14)], 2),
 }
-"""What is done, the features of the linear layer, sizes, and how often those have the model exported with symbols, if
-it cannot be followed."""
+"""The function, the features of the linear layer, sizes, and how often the model is exported with symbols if
+it cannot be traced."""
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -97,8 +97,8 @@ def test_any_size_that_the_model_takes(name: str, followed: bool, monkeypatch: p
 
 
 @torch.no_grad()
-def test_it_is_what_an_engine_for_that_size_computes() -> None:
-    """Bit for bit, by kernels; and images of bytes and channels_last come in other sizes too."""
+def test_it_matches_an_engine_for_that_size() -> None:
+    """Bit for bit, by kernels; and uint8 and channels_last images of other sizes too."""
     model = Layers(_plain)
     how: dict[str, Any] = {"device": "twin", "normalize": ([0.5] * 3, [0.2] * 3)}
     x = torch.randint(0, 256, (2, 3, 6, 9), dtype=torch.uint8)
@@ -108,13 +108,13 @@ def test_it_is_what_an_engine_for_that_size_computes() -> None:
     last = x.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(engine(last), expected)
     pixels = AnySize(Layers(lambda _, x: x.permute(0, 2, 3, 1).view(len(x), -1)), (last.float(),))
-    (given,) = pixels.graph_for([(2, 3, 8, 8)]).inputs  # in planes there is no such view
+    (given,) = pixels.graph_for([(2, 3, 8, 8)]).inputs  # planes have no such view
     assert given.shape[1:] == (3, 8, 8)
 
 
 @torch.no_grad()
 def test_later_sizes_have_the_weights_of_then() -> None:
-    """The caller's model may be trained on, changed or gone."""
+    """The caller's model may be trained on, changed or freed."""
     model = Layers(_plain)
     x = torch.randn(2, 3, 6, 9)
     engine, before = compile(model, torch.randn(2, 3, 8, 8)), model(x)
@@ -138,7 +138,7 @@ def test_weights_are_there_once_and_go_with_the_last_plan() -> None:
         torch.testing.assert_close(engine(x), model(x))
         gc.collect()
         assert len(engine._plans.networks.known) <= 3 and len(engine._plans.cached) <= 2
-        assert len(made) == 1 + len(engine._plans.networks.known)  # the filters, and what each adds
+        assert len(made) == 1 + len(engine._plans.networks.known)  # the filters, and their biases
 
 
 def test_sizes_that_the_model_does_not_take_are_sentences() -> None:
@@ -175,10 +175,10 @@ def test_ranges_of_fp8_hold_for_other_sizes() -> None:
 @torch.no_grad()
 def test_plans_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers(_plain)
-    images = iter([(8, 8), (6, 9)])  # which can be looked at once
+    images = iter([(8, 8), (6, 9)])  # iterators, which can be read only once
     engine = compile(model, torch.randn(2, 3, 8, 8), sizes=images, batches=iter([1, 3]), plans=4)
     assert len(engine._plans.cached) == 4 and len(engine._plans.networks.known) == 2
-    monkeypatch.setattr(PlanCache, "_make_calls", None)  # not asked any more
+    monkeypatch.setattr(PlanCache, "_make_calls", None)  # must not be called again
     for size in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 6, 9), (3, 3, 6, 9)):
         x = torch.randn(size)
         torch.testing.assert_close(engine(x), model(x))
@@ -224,4 +224,4 @@ def test_plans_go_when_their_memory_is_wanted() -> None:
     )
     for batch in (1, 2, 1, 4):
         torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
-    assert [key[0][0][0] for key in engine._plans.cached] == [1, 4]  # two was not used for longest
+    assert [key[0][0][0] for key in engine._plans.cached] == [1, 4]  # two was least recently used

@@ -1,4 +1,4 @@
-"""Batches from host memory: order, sizes, failures, early ends, and memory that stays what it is."""
+"""Batches from host memory: order, sizes, failures, early ends, and constant memory use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from escalade.engine.streaming import THREAD
 from escalade.errors import UnsupportedError
 
 LONGEST = 60
-"""Seconds until a test that hangs fails. None passes by waiting for as long."""
+"""Seconds until a hanging test fails. None passes by waiting for it."""
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -35,7 +35,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[StagingBuffer]:
-    """The staging memory that is alive."""
+    """Live staging memory."""
     alive: weakref.WeakSet[StagingBuffer] = weakref.WeakSet()
 
     def make(*arguments: Any) -> StagingBuffer:
@@ -118,7 +118,7 @@ def test_results_are_the_callers_own(engine: Engine) -> None:
     check(engine, results, batches)
 
 
-def test_what_is_made_of_results_comes_in_their_place(engine: Engine) -> None:
+def test_work_on_results_is_returned_in_their_place(engine: Engine) -> None:
     batches = [batch(number, 1 + number % 3) for number in range(6)]
     found = list(engine.stream(batches, then=lambda y: {"best": y.topk(2), "whole": y}))
     for each, given in zip(found, batches, strict=True):
@@ -129,7 +129,7 @@ def test_what_is_made_of_results_comes_in_their_place(engine: Engine) -> None:
     assert not feeders()
 
 
-def test_what_fails_of_results_is_raised_in_its_place(engine: Engine) -> None:
+def test_a_failing_result_raises_in_its_place(engine: Engine) -> None:
     def then(y: torch.Tensor) -> torch.Tensor:
         if len(y) == 3:
             raise LookupError("no such class")
@@ -170,13 +170,13 @@ def test_the_producer_works_ahead_and_not_further_than_depth(engine: Engine) -> 
     while pulled < 4 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert pulled >= 4, "three batches are staged while the first is looked at"
-    time.sleep(0.05)  # for one that would go on
+    time.sleep(0.05)  # for one that would continue
     assert pulled <= 5, "four slots, one of which has been freed once"
     results.close()
     assert not feeders()
 
 
-def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engine) -> None:
+def test_an_error_of_the_producer_comes_after_earlier_results(engine: Engine) -> None:
     def produce() -> Iterator[torch.Tensor]:
         yield batch(0)
         yield batch(1)
@@ -191,7 +191,7 @@ def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engi
 
 def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[StagingBuffer]) -> None:
     gc.collect()
-    gc.disable()  # a cycle of references would be found sooner or later, but holds memory until then
+    gc.disable()  # a reference cycle would be collected eventually, but holds memory until then
     try:
         with contextlib.suppress(UnsupportedError):
             list(engine.stream([batch(0), torch.zeros(1)]))
@@ -202,7 +202,7 @@ def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[Stagi
         gc.enable()
 
 
-def test_what_the_engine_refuses_comes_in_its_place(engine: Engine) -> None:
+def test_a_refusal_of_the_engine_is_raised_in_its_place(engine: Engine) -> None:
     for wrong, sentence in (
         (torch.zeros(3, 5, 6, dtype=torch.uint8), "has shape"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "engines support"),
@@ -242,7 +242,7 @@ def test_stopping_early_leaves_no_thread_and_no_memory(
 
 
 class Blocked:
-    """A producer of two batches that then waits, until it is let go."""
+    """A producer of two batches that then waits until released."""
 
     def __init__(self) -> None:
         self.is_blocked, self.go, self.is_closed = threading.Event(), threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ class Blocked:
             self.is_closed.set()
 
     def release(self) -> None:
-        """What is left of it ends, and is closed where it ran."""
+        """The rest of it ends, and is closed in the thread that ran it."""
         (thread,) = feeders()
         assert thread.daemon
         self.go.set()
@@ -267,7 +267,7 @@ class Blocked:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does, from any thread."""
+    """Raise like Ctrl-C, from any thread."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
@@ -294,7 +294,7 @@ def leave_by_an_exception(engine: Engine, given: Blocked) -> None:
 
 
 def leave_by_an_interrupt(engine: Engine, given: Blocked) -> None:
-    """While the next result is awaited, as Ctrl-C comes."""
+    """Ctrl-C while waiting for the next result."""
     results = engine.stream(given.batches())
     next(results)
     next(results)
@@ -316,7 +316,7 @@ def leave_by_forgetting(engine: Engine, given: Blocked) -> None:
     "leave",
     [leave_by_close, leave_by_break, leave_by_an_exception, leave_by_an_interrupt, leave_by_forgetting],
 )
-def test_a_producer_that_blocks_keeps_nobody(
+def test_a_producer_that_blocks_blocks_nothing_else(
     leave: Callable[[Engine, Blocked], None], engine: Engine, slots: weakref.WeakSet[StagingBuffer]
 ) -> None:
     given = Blocked()
@@ -328,8 +328,8 @@ def test_a_producer_that_blocks_keeps_nobody(
     assert not feeders()
 
 
-def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engine) -> None:
-    """Already where it is asked for its iterator."""
+def test_a_producer_that_blocks_before_its_first_batch_blocks_nothing_else(engine: Engine) -> None:
+    """Fails when asked for its iterator."""
     go = threading.Event()
 
     class Slow:
@@ -349,7 +349,7 @@ def test_a_producer_that_blocks_before_its_first_batch_keeps_nobody(engine: Engi
 
 def test_a_generator_is_closed_and_nothing_else_is(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     class Own:
-        """An iterator of the caller's, who may want to go on with it."""
+        """An iterator that the caller may continue."""
 
         is_closed = False
 
@@ -380,7 +380,7 @@ def test_a_generator_is_closed_and_nothing_else_is(engine: Engine, caplog: pytes
     assert not feeders()
 
 
-def test_what_is_refused_comes_before_the_producer_is_closed(engine: Engine) -> None:
+def test_a_refusal_comes_before_the_producer_is_closed(engine: Engine) -> None:
     go = threading.Event()
 
     def produce() -> Iterator[torch.Tensor]:
@@ -397,7 +397,7 @@ def test_what_is_refused_comes_before_the_producer_is_closed(engine: Engine) -> 
     assert not feeders()
 
 
-def test_an_iterator_that_was_never_asked_starts_nothing(engine: Engine) -> None:
+def test_an_unused_iterator_starts_nothing(engine: Engine) -> None:
     results = engine.stream([batch(0)])
     assert not feeders()
     del results

@@ -1,4 +1,4 @@
-"""What waits for what, on a fake GPU: a wait that is left out shows as a wrong number."""
+"""Synchronization on a fake GPU: a missing wait shows as a wrong number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 class Doubling:
-    """A program with memory of its own between its steps, as a plan's is."""
+    """A program with intermediate memory, like a plan's."""
 
     plan: Any = None
 
@@ -70,14 +70,14 @@ def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu, most: in
     assert values(results) == [2.0 * number for number in range(12)]
 
 
-def test_streams_keep_their_buffers_though_others_lie_idle(gpu: Gpu) -> None:
-    """Kernels need not be pointed at another caller's tensors. Buffers of a stream that calls no more are another's."""
+def test_streams_keep_their_buffers_while_others_are_idle(gpu: Gpu) -> None:
+    """Kernels need no new addresses for another caller's tensors. Buffers of an idle stream are reused."""
     calls, streams = buffered(gpu, 4), [gpu.stream() for _ in range(5)]
 
     def took(stream: Any) -> Any:
         with gpu.on(stream):
             calls.call([Box(gpu, 1.0)])  # type: ignore[list-item]
-        gpu.synchronize()  # so that every set is idle
+        gpu.synchronize()  # so that every buffer set is idle
         return calls._by_stream[stream.cuda_stream]
 
     first = [took(stream) for stream in streams[:3]]
@@ -89,11 +89,11 @@ def test_streams_keep_their_buffers_though_others_lie_idle(gpu: Gpu) -> None:
     assert took(streams[4]) in calls._sets and len(calls._sets) == 4
 
 
-def test_submitted_calls_follow_what_their_callers_stream_was_given(
+def test_submitted_calls_run_after_earlier_work_on_the_callers_stream(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many under way at a time, and over when their results are handed out; what fails or is cancelled keeps nobody
-    from going on."""
+    """A bounded number in flight, each finished before its results are returned; failures and cancellation block no
+    other call."""
     monkeypatch.setattr(call_queue, "flatten", lambda result: ([result], None))
     tasks: list[Any] = []
     calls, threads = buffered(gpu, 2), call_queue.CallQueue(2)
@@ -161,8 +161,8 @@ def test_buffers_for_which_there_is_no_memory_are_tried_once(gpu: Gpu) -> None:
 def test_a_slot_waits_for_each_of_its_streams(
     gpu: Gpu, place: str, then: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies in, compute and copies back are on three streams; what is staged and returned lies in memory that the
-    next batch takes again, and so does a batch that a producer makes on the GPU."""
+    """Copies in, compute and copies back use three streams; the next batch reuses the memory of staging and results,
+    and so does a batch that a producer creates on the GPU."""
     given = Box(gpu, kind=place)
 
     class FakeStaging:
@@ -204,7 +204,7 @@ def test_lanes_fork_from_the_stream_and_join_it_again(gpu: Gpu) -> None:
 
 
 class Replayed(KernelProgram):
-    """A plan of one step, whose weight another stream is about to bring."""
+    """A plan of one step, whose weight is still being copied on another stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._device = CUDA
@@ -220,11 +220,11 @@ class Replayed(KernelProgram):
 
 
 def test_the_first_run_waits_for_the_weights(gpu: Gpu) -> None:
-    """And has ended before anybody else reads what it packed."""
+    """It also finishes before anything else reads the packed weight."""
     assert Replayed(gpu).packed.value == 10.0
 
 
-def test_a_replay_does_what_was_recorded(gpu: Gpu) -> None:
+def test_a_replay_repeats_the_recording(gpu: Gpu) -> None:
     program, other = Replayed(gpu), gpu.stream()
     for number in range(4):
         with gpu.on(other):

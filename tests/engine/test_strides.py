@@ -52,7 +52,7 @@ def test_arrays_that_pytorch_does_not_take() -> None:
 
 
 def test_out_in_memory_of_the_input_that_numpy_shares() -> None:
-    """PyTorch sees two storages where NumPy has given two views of one array."""
+    """PyTorch sees two storages for two NumPy views of one array."""
     array = np.arange(40, dtype=np.float32)
     model = nn.Softmax(0).eval()
     engine = compile(model, (torch.ones(32),), device="twin")
@@ -60,7 +60,7 @@ def test_out_in_memory_of_the_input_that_numpy_shares() -> None:
     expected = model(x)
     assert not is_apart(out, [x]) and is_apart(
         out, [torch.ones(32)]
-    )  # whether a kernel shows it is up to its order
+    )  # the order of a kernel decides whether it shows
     torch.testing.assert_close(engine(x, out=out), expected)
 
 

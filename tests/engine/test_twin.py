@@ -1,4 +1,4 @@
-"""Whole networks through the kernels themselves, on the twin, beside PyTorch's operators on the same plan."""
+"""Whole networks by kernels on the twin, compared with PyTorch's operators on the same plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, ("fp16", "fp32")[number % 2]) for number, name in enumerate(NETWORKS)]
 )
-def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
+def test_kernels_match_the_plan(name: str, dtype: str) -> None:
     make, item = NETWORKS[name]
     torch.manual_seed(10)
     model = make()
@@ -53,17 +53,17 @@ def test_kernels_compute_what_the_plan_says(name: str, dtype: str) -> None:
     x = torch.randn(2, *item)
     program = twin.program(x)
     assert isinstance(program, KernelProgram)
-    program._values.arena.fill_(0xFF)  # NaN in every floating type: nothing is read that was not written
+    program._values.arena.fill_(0xFF)  # NaN in every floating type: no unwritten memory is read
     y = twin(x)
     with torch.no_grad():
         assert difference(y, model(x)) <= TOLERANCE[dtype]
     assert difference(y, cpu(x)) <= TOLERANCE[dtype]
     if dtype == "fp16":
-        torch.testing.assert_close(twin(x), y, rtol=0, atol=0)  # what a run leaves behind does not matter
+        torch.testing.assert_close(twin(x), y, rtol=0, atol=0)  # leftovers of a run do not matter
 
 
 class Head(nn.Module):
-    """What a ResNet ends with."""
+    """The end of a ResNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,9 +75,7 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_launch_for_mean_and_layer_matches_two(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(14)
     graph = capture(Head().eval(), (torch.randn(1, 3, 7, 7),))
     x = torch.randn(2, 3, 7, 7)
@@ -92,7 +90,7 @@ def test_mean_and_layer_in_one_launch_are_what_they_are_in_two(
 
 
 class Awkward(nn.Module):
-    """Orders, types and shapes that kernels and PyTorch's operators see differently."""
+    """Orders, dtypes and shapes that kernels and PyTorch's operators treat differently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +102,7 @@ class Awkward(nn.Module):
     def forward(self, x: torch.Tensor, ids: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
         y = F.relu(self.conv(x))
         pixels = self.mix(y.permute(0, 2, 3, 1)) + torch.linspace(0, 1, 6)
-        flat = pixels.permute(0, 3, 1, 2).flatten(2)  # PyTorch's order
+        flat = pixels.permute(0, 3, 1, 2).flatten(2)  # PyTorch's layout
         rows = self.norm(self.rows(flat[:, :, :4].flatten(1)))
         gathered = torch.gather(y.flatten(2), 2, ids.flatten(2))
         return {
@@ -141,7 +139,7 @@ def test_orders_and_types_between_kernels_and_pytorch(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself PyTorch takes TF32 for convolutions on a GPU, and what a process sets is not the plan's business."""
+    """By default PyTorch uses TF32 for convolutions on a GPU; process settings do not affect a plan."""
 
     def as_on_a_gpu(dtype: str, device: torch.device) -> AbstractContextManager[None]:
         return own_arithmetic(dtype, torch.device("cuda"))
@@ -167,7 +165,7 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
 
 
 def test_resnet18_on_one_image() -> None:
-    """Every fourth pixel of it: the twin would take ten seconds for all of them."""
+    """Every fourth pixel: the twin would take ten seconds for all of them."""
     model, image = models.model("resnet18")
     x = image[..., ::4, ::4].contiguous()
     engine = Engine(capture(model, (x,)), "fp16", "twin")
@@ -179,7 +177,7 @@ def test_resnet18_on_one_image() -> None:
 def test_a_kernel_that_does_not_compile_gives_way_to_the_next_rung(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once; the plan is made anew with what does compile."""
+    """Reported once; the plan is rebuilt with rungs that compile."""
     real = run.twin.build
 
     def broken(text: str, entry: str, **options: Any) -> Any:
@@ -208,7 +206,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next_rung(
 
 @pytest.mark.parametrize("item", [(8, 7, 5), (16, 1, 1), (1, 6, 6)])
 def test_an_image_that_is_also_returned_is_read_in_the_plans_type(item: tuple[int, int, int]) -> None:
-    """In channels_last, one conversion serves both the caller, in the model's type, and kernels, in the plan's."""
+    """In channels_last, one conversion serves both the caller, in the model's dtype, and kernels, in the plan's."""
 
     class Returned(nn.Module):
         def __init__(self) -> None:
@@ -229,7 +227,7 @@ def test_an_image_that_is_also_returned_is_read_in_the_plans_type(item: tuple[in
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_image_that_is_only_normalised_is_not_the_same_bytes(channels: int) -> None:
-    """A fp32 image in channels_last is converted to neither another type nor another order."""
+    """An fp32 channels_last image is converted to neither another dtype nor another layout."""
     model = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(channels, 8, 1)).eval()
     mean, std = torch.rand(channels), torch.rand(channels) + 0.5
     x = (255 * torch.rand(2, channels, 6, 6)).to(memory_format=torch.channels_last)
@@ -250,7 +248,7 @@ def test_maxima_of_whole_images_in_any_order(memory_format: torch.memory_format)
 
 
 def test_crops_chunks_permutes_and_windows_are_pytorchs() -> None:
-    """Each in a way that is not symmetrical: ends, axes and orders cannot be taken for each other."""
+    """Each is asymmetric: ends, axes and orders cannot be confused."""
 
     class Parts(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights that others may change: every bit that is written is noticed, and nothing else is."""
+"""Weights that others may change: every written bit is noticed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def weights(device: str) -> list[torch.Tensor]:
-    """Of all types and sizes, in either layout, with gaps, in the midst of another, negated by a mark, and of none."""
-    with torch.device(device):  # moved there later, they would lie densely
+    """Tensors of all dtypes and sizes, in either layout, with gaps, inside another, with the negative bit, and
+    empty."""
+    with torch.device(device):  # moved there later, they would be dense
         return [
             torch.randn(8, 4, 3, 3),
             torch.randn(5, 3, 3, 3).contiguous(memory_format=torch.channels_last),
@@ -32,7 +33,7 @@ def weights(device: str) -> list[torch.Tensor]:
 
 
 def flip(tensor: torch.Tensor, bit: int) -> None:
-    """One bit of its last element, past PyTorch's count of changes."""
+    """One bit of its last element, without PyTorch's version counter."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -57,7 +58,7 @@ def test_every_bit_counts(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_copies_hold_what_the_weights_held(device: str) -> None:
+def test_the_copies_hold_the_weights_values(device: str) -> None:
     given = weights(device)
     expected = [tensor.clone() for tensor in given]
     copies = WeightSnapshot(given).copies
@@ -69,7 +70,7 @@ def test_the_copies_hold_what_the_weights_held(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_where_they_lie_does_not_matter(device: str) -> None:
+def test_addresses_do_not_matter(device: str) -> None:
     given = weights(device)
     watched = WeightSnapshot(given)
     elsewhere = [torch._neg_view(-t) if t.is_neg() else t.clone() for t in given]

@@ -70,7 +70,7 @@ X = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize(
     ("device", "dtype"), [("cpu", "fp32"), ("cpu", "fp16"), ("twin", "fp32"), ("twin", "fp16")]
 )
-def test_new_weights_give_what_a_fresh_compile_gives(
+def test_new_weights_match_a_fresh_compile(
     device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     model, other = made(1), made(2)
@@ -143,7 +143,7 @@ def test_all_sizes_files_and_moves_see_new_weights(tmp_path: pathlib.Path) -> No
     assert torch.equal(loaded(small[:1]), fresh(small[:1]))
 
 
-def test_what_cannot_be_replaced_is_refused_and_nothing_changes(tmp_path: pathlib.Path) -> None:
+def test_unreplaceable_weights_are_refused_and_nothing_changes(tmp_path: pathlib.Path) -> None:
     model = made(1)
     engine = compile(model, X, device="cpu")
     before, state = engine(X), dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Whether something that was given a model left it, and all around it, as it was."""
+"""Check that a model, and all state around it, is unchanged after a use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # which adds filters for warnings when it is first imported
+import torch._dynamo  # its first import adds warning filters
 from torch.nn.parameter import is_lazy
 
 
 @contextmanager
 def untouched(*things: Any) -> Iterator[None]:
-    """Fails if anything that can be reached from them is another object or holds something else afterwards, or if
-    random numbers, modes or switches are others: also if what happens meanwhile raises.
+    """Fail if any reachable object was replaced or changed, or if random state, modes or switches differ
+    afterwards, even if the code in between raises.
     """
     before, around, draws = state(*things), _surroundings(), _draws()
     try:
@@ -38,7 +38,7 @@ def untouched(*things: Any) -> Iterator[None]:
 
 
 def state(*things: Any) -> dict[str, Any]:
-    """Every object that can be reached, by the way there: which one it is, and what it holds."""
+    """Every reachable object by its path: its identity and contents."""
     found: dict[str, Any] = {}
     seen: dict[int, str] = {}
     for number, thing in enumerate(things):

@@ -1,7 +1,7 @@
-"""Launches of every rung of every ladder: programs, geometry and arguments, for some configs of every named problem.
+"""Launches of all rungs: programs, geometry and arguments, for some configs of every named problem.
 
-A program is stored as its constants and its flattened source. Where those differ from today's, both are compiled, and
-only different machine code is a difference.
+A program is stored as its constants and flattened source. If those differ from the current ones, both are compiled,
+and only different machine code is a difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.golden.store import Line, Report
 ARCHITECTURE = "sm_90a"
 PROGRAMS, SOURCES = "programs.json.gz", "sources.json.gz"
 _FEW = 4
-"""Constants up to this number are taken for switches when programs are chosen to be compiled."""
+"""Constants up to this value count as switches when programs are selected for compilation."""
 Compiler = Callable[[Sequence[tuple[str, str]]], Iterator[str]]
 
 
@@ -39,7 +39,7 @@ def tasks() -> list[str]:
 
 
 def collect(task: str, known: Sequence[str] = ()) -> tuple[list[Line], dict[str, dict[str, Any]]]:
-    """Return the lines of an operation in a dtype, and the programs that they name by digest."""
+    """Return the lines of an operation in a dtype, and its programs by digest."""
     name, dtype = task.split("/")
     operation = OPERATIONS[name]
     programs: dict[str, dict[str, Any]] = {}
@@ -153,9 +153,9 @@ def compare_programs(
     most: int | None,
     compiled: Compiler,
 ) -> Report:
-    """Compare programs of equal keys: by text, then `most` of each source (None: all) by machine code.
+    """Compare programs of equal keys: by text, then `most` per source (None: all) by machine code.
 
-    `compiled` takes pairs of digests, then and today, and yields for each the reason why it differs, or nothing.
+    `compiled` takes pairs of digests, stored and current, and yields for each the reason why it differs, or nothing.
     """
     report = Report()
     found = {line["key"]: line["programs"] for line in new if "programs" in line}
@@ -188,7 +188,7 @@ def compare_programs(
 def spread(
     pairs: Sequence[tuple[str, str]], described: dict[str, dict[str, Any]], most: int | None
 ) -> list[tuple[str, str]]:
-    """Return at most so many pairs, which between them have as many values of switches as possible."""
+    """Return at most `most` pairs that cover as many values of switches as possible."""
     if most is None or len(pairs) <= most:
         return list(pairs)
     values = {pair: set(_switches(described[pair[0]])) for pair in pairs}
@@ -210,7 +210,7 @@ def _switches(program: dict[str, Any]) -> Iterator[Any]:
 def reason_to_differ(
     folder: str, then: dict[str, Any], today: dict[str, Any], text: str, current: str
 ) -> str:
-    """Compile a program of then and one of today; return why they differ, or nothing."""
+    """Compile a stored and a current program; return why they differ, or nothing."""
     place = pathlib.Path(folder)
     try:
         ours = _machine_code(place, then, text)

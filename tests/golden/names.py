@@ -1,4 +1,4 @@
-"""Problem names with what they parse to, and the public interface: what users, records and tables depend on."""
+"""Problem names and their parse, and the public interface: users, records and tables depend on them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def problem_tasks() -> list[str]:
 
 
 def problems(task: str, known: Sequence[str] = ()) -> list[Line]:
-    """Return each name of an operation's problems that records, tables and the code have, with its parse.
+    """Return each problem name of an operation in records, tables and the code, with its parse.
 
-    A record's name that the operation does not take is left out, unless it was `known` before.
+    Names in records that the operation does not support are skipped, unless they were `known` before.
     """
     operation = OPERATIONS[task]
     own = {one.name for one in (*operation.problems, *operation.small_problems, *operation.crossover)}
@@ -61,7 +61,7 @@ def _table() -> list[str]:
 
 @cache
 def _recorded() -> frozenset[str]:
-    """Return the names of problems in all records; those of networks are no operation's."""
+    """Return the names of problems in all records, except for networks, which belong to no operation."""
     lines = (line for path in ROOT.glob("results/*/*.jsonl") for line in path.read_text().splitlines())
     records = (json.loads(line) for line in lines if line)
     return frozenset(record["problem"] for record in records if isinstance(record.get("problem"), str))
@@ -72,7 +72,7 @@ def interface_tasks() -> list[str]:
 
 
 def interface(task: str, known: Sequence[str] = ()) -> list[Line]:
-    """Return public names with their signatures: exported ones, and those that the pages mention."""
+    """Return public names with their signatures: exported names, and names that the pages mention."""
     names = {f"escalade.{name}" for name in escalade.__all__} | set(mentioned())
     names |= {f"escalade.ops.{name}" for name in escalade.ops.__all__}
     names |= {key for key in known if _DOTTED.fullmatch(key)}
@@ -94,7 +94,7 @@ def interface(task: str, known: Sequence[str] = ()) -> list[Line]:
 
 
 def mentioned() -> Iterator[str]:
-    """Yield dotted names of README and docs."""
+    """Yield dotted names from README and docs."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text()
         yield from _DOTTED.findall(text)
@@ -103,7 +103,7 @@ def mentioned() -> Iterator[str]:
 
 
 def signature_of(name: str) -> Any:
-    """Return the signature of a function, those of a class's public methods, or what else a dotted name is."""
+    """Return the signature of a function, those of a class's public methods, or the kind of any other object."""
     value = _resolved(name.split("."))
     if inspect.isclass(value):
         own = (vars(base) for base in value.__mro__ if base.__module__.startswith("escalade"))

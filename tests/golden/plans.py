@@ -50,7 +50,7 @@ _FAMILIES = frozenset((
     "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "ssd300_vgg16.backbone",
     "fasterrcnn_mobilenet_v3_large_fpn.backbone",
 ))  # fmt: skip
-"""One of torchvision's networks for each kind of architecture."""
+"""One of torchvision's networks per kind of architecture."""
 _TRAINED_OTHERWISE = ("resnet18/tf32/sgd", "resnet18/fp16/adamw", "autoencoder/tf32/adam", "lenet/fp32/sgd")
 _TRAINING_BATCH = 64
 _IMAGE_DIMENSIONS, _SIDE = 4, 224
@@ -74,7 +74,7 @@ def own_tasks() -> list[str]:
 
 
 def further_tasks() -> list[str]:
-    """Return torchvision's other networks: siblings of those above, mostly larger, which take minutes to capture."""
+    """Return torchvision's other networks: mostly larger variants, which take minutes to capture."""
     return [task for task in _of_all_torchvision() if task.split("/")[1] not in _FAMILIES]
 
 
@@ -83,14 +83,14 @@ def _of_all_torchvision() -> list[str]:
 
 
 def collect(task: str, known: Sequence[str] = ()) -> list[Line]:
-    """Return a line for each step of the plans of a task, and one for each plan as a whole."""
+    """Return one line per step of a task's plans, and one per plan."""
     torch.manual_seed(0)
     _remember_estimates()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return [line for key, plan in _plans(task) for line in plan_lines(key, task, plan)]
-    except EscaladeError as error:  # a network that cannot be planned is to stay so
+    except EscaladeError as error:  # a network that cannot be planned must stay so
         return [{"key": task, "task": task, "refused": type(error).__name__}]
 
 
@@ -246,9 +246,9 @@ def _step(plan: Plan, step: PlanStep) -> Line:
 
 
 def _launches(recipe: Recipe) -> Line:
-    """Return geometry as text, and digests of numbers: of arguments in order, and of programs' constants by value.
+    """Return geometry as text, and digests of values: of arguments in order, and of programs' constants.
 
-    Neither has names in it, so renaming a buffer or a constant changes nothing here.
+    Neither contains names, so renaming a buffer or a constant changes nothing here.
     """
     calls = [step for step in recipe.steps if isinstance(step, KernelCall)]
     constants = sorted(str(value) for step in recipe.steps for _, value in step.program.constants)
@@ -264,7 +264,7 @@ def _launches(recipe: Recipe) -> Line:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Yield all numbers of a value, depth first."""
+    """Yield all numbers in a value, depth first."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, tuple):

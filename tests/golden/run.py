@@ -1,11 +1,11 @@
-"""`python -m tests.golden write FOLDER`, then `check FOLDER`: whether a refactoring changes what is computed.
+"""`python -m tests.golden write FOLDER`, then `check FOLDER`: check that a refactoring does not change results.
 
-Everything is made without a GPU, for an H200: launches and programs of all ladders (`kernels`), plans of networks and
+No GPU is needed; the target is an H200: launches and programs of all ladders (`kernels`), plans of networks and
 training steps (`plans`; the rest of torchvision's networks: `torchvision`), problem names (`problems`) and the public
-interface (`interface`). `check` prints what differs and exits with 1. A kernel whose text differs is compiled as it was
-and as it is; only machine code counts.
+interface (`interface`). `check` prints differences and exits with 1. A kernel whose text differs is compiled in both
+versions; only machine code counts.
 
-Intended renamings: `--rename places=indices` for a word, `--rename 'nodes[.](\\w+)=ops.\\1'` for an expression.
+Intended renames: `--rename places=indices` for a word, `--rename 'nodes[.](\\w+)=ops.\\1'` for an expression.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[Callable[[], list[str]], Callable[..., Any]]] = {
     "torchvision": (plans.further_tasks, plans.collect),
 }
 COMPILED = 6
-"""Programs of a changed source that `check` compiles unless all are asked for."""
+"""Programs of a changed source that `check` compiles, unless all are requested."""
 _CACHE = "ESCALADE_CACHE_DIR"
 
 
@@ -123,7 +123,7 @@ def _check(part: str, folder: pathlib.Path, asked: argparse.Namespace) -> Report
 
 
 def _state() -> str:
-    """Return a digest of all sources: what an interrupted run has made is good for the same sources only."""
+    """Return a digest of all sources: results of an interrupted run are valid for the same sources only."""
     found = hashlib.sha256()
     for path in sorted(names.ROOT.glob("escalade*/**/*")) + sorted(
         pathlib.Path(__file__).parent.glob("*.py")
@@ -140,9 +140,9 @@ def _collected(
     jobs: int,
     unfinished: pathlib.Path | None = None,
 ) -> tuple[list[Line], dict[str, dict[str, Any]]]:
-    """Run the tasks of a part in processes, over an empty cache: choices that this user measured are not ours.
+    """Run the tasks of a part in processes, with an empty cache: this user's measured choices must not count.
 
-    With a file for what is finished, a run that was interrupted goes on from there.
+    With a file for finished tasks, an interrupted run continues from there.
     """
     found: dict[str, Any] = {}
     if unfinished and unfinished.exists():

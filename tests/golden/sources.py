@@ -23,14 +23,14 @@ def digest(text: str) -> str:
 
 
 def flattened(source: str, reading: Callable[[str], str] = read) -> str:
-    """Return a source with the headers of ours in place of their includes, normalized; it compiles to the same code."""
+    """Return a source with our headers inlined, normalized; it compiles to the same code."""
     return "\n".join(_joined(_inlined(source, reading, set(), [])))
 
 
 def _inlined(name: str, reading: Callable[[str], str], included: set[str], depth: list[str]) -> Iterator[str]:
-    """Yield the logical lines of a file and of its headers, each header once, as `#pragma once` has it.
+    """Yield the logical lines of a file and of its headers, each header once, like `#pragma once`.
 
-    A header inside of `#if` is inserted again where it is included next, behind a guard: the first may be inactive.
+    A header inside `#if` is inserted again at its next include, with a guard: the first may be inactive.
     """
     for line in _lines(BLOCK.sub("", reading(name))):
         if line.startswith(("#if", "# if")):
@@ -55,7 +55,8 @@ def _inlined(name: str, reading: Callable[[str], str], included: set[str], depth
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield lines without comments, continued lines as one, runs of whitespace outside of strings as one space."""
+    """Yield lines without comments, with continued lines joined, and runs of whitespace outside strings as one
+    space."""
     bare = _COMMENT_OR_TEXT.sub(
         lambda found: " " if found[0][0] == "/" else found[0], text.replace("\\\n", " ")
     )
@@ -65,7 +66,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _spaced(line: str) -> str:
-    """Collapse whitespace outside of strings; beside brackets, commas and semicolons of code, remove it."""
+    """Collapse whitespace outside strings; next to brackets, commas and semicolons of code, remove it."""
     is_directive = line.lstrip().startswith("#")
     parts, end = [], 0
     for found in [*_TEXT.finditer(line), None]:
@@ -119,7 +120,7 @@ def _plain(value: Constant) -> Any:
 
 
 def restored(description: dict[str, Any], path: pathlib.Path) -> Program:
-    """Return the program of a description, over its flattened source in a file."""
+    """Return the program of a description, with its flattened source in a file."""
     kinds: dict[str, Callable[[Any], Constant]] = {"Type": Type, "Macro": Macro}
     constants = {
         name: kinds[kind](value) if kind in kinds else value for name, kind, value in description["constants"]

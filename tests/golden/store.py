@@ -1,4 +1,4 @@
-"""Golden sets on disk, and the comparison of two of them: lines with a key, and fields that are compared one by one."""
+"""Golden sets on disk, and their comparison: lines with a key, and fields that are compared one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Line = dict[str, Any]
-"""`key` identifies a line within its part, `task` is the unit of work that made it; other fields are compared."""
+"""`key` identifies a line within its part, `task` is the unit of work that created it; other fields are compared."""
 _LABELS = ("key", "task")
 _MOST_CHARACTERS = 240
 
@@ -37,7 +37,7 @@ def write_lines(path: pathlib.Path, lines: Iterable[Line]) -> None:
 
 
 def read_lines(path: pathlib.Path, renames: Mapping[str, str] | None = None) -> list[Line]:
-    """Read lines, with names of then replaced by those of today."""
+    """Read lines, replacing stored names by current ones."""
     text = renamed(gzip.decompress(path.read_bytes()).decode(), renames or {})
     return [json.loads(line) for line in text.splitlines()]
 
@@ -52,8 +52,8 @@ def renamed(text: str, renames: Mapping[str, str]) -> str:
 def compare(
     old: Sequence[Line], new: Sequence[Line], ignored: Collection[str] = (), additions_differ: bool = False
 ) -> Report:
-    """Compare lines by key, field by field. Lines that only today's set has are a note, or with `additions_differ` a
-    difference."""
+    """Compare lines by key, field by field. Lines that only the current set has are a note, or with `additions_differ`
+    a difference."""
     today = {line["key"]: line for line in new}
     report = Report(compared=len(old))
     for line in old:
@@ -75,7 +75,7 @@ def compare(
 
 
 def _changed(old: Any, new: Any) -> str:
-    """Return the two values; of lists and objects of the same shape only the entries that differ."""
+    """Return the two values; for lists and objects of the same shape only the differing entries."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = ((f"[{n}]", a, b) for n, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
     elif isinstance(old, dict) and isinstance(new, dict):

@@ -1,7 +1,7 @@
-"""Is this checkout as fast as another? `python -m tests.gpu.against OTHER` times networks of both on one GPU.
+"""Compare the speed of two checkouts: `python -m tests.gpu.against OTHER` times networks of both on one GPU.
 
-Each checkout has a process of its own, which makes its engines first. Then they are timed in turns, so that a card that
-grows warm is as warm for both. What is timed is the device's time of one replay of a network's CUDA graph.
+Each checkout has its own process, which first builds its engines. Then they are timed in turns, so that a card that
+warms up does so for both. Timed is the device time of one replay of a network's CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).parents[2]
 REPLAYS = 100
-"""Replays that are timed in one turn."""
+"""Replays timed per turn."""
 FEWEST_US = 50_000
-"""A turn takes at least this long on the device, so that clocks are those of work under way."""
+"""A turn takes at least this long on the device, so that clocks are those under load."""
 
 
 class Checkout:
@@ -50,9 +50,9 @@ class Checkout:
 
 
 def serve() -> None:
-    """Answers requests, a line of JSON each: `make` gives the largest value of a result, `time` microseconds."""
+    """Answer requests, one JSON line each: `make` returns the largest value of a result, `time` microseconds."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output printed by libraries is not an answer
     import torch
 
     import escalade
@@ -82,7 +82,7 @@ def _turn(program: Any, x: Any) -> list[float]:
     import torch
 
     def once() -> None:
-        # Each time anew: where a plan writes over its input, a card would next be given numbers that take less power.
+        # New inputs each time: if a plan overwrites its input, a card would next get numbers that take less power.
         program.inputs[0].copy_(x)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

@@ -1,9 +1,9 @@
-"""Does a call cost more than its kernels? `python -m tests.gpu.calling` times calls of networks beside their replays.
+"""Compare the cost of calls and kernels: `python -m tests.gpu.calling` times calls of networks beside their replays.
 
-`replay` is the plan's CUDA graph over memory of its own. `copied` is a replay between copies of the input and of the
-results, which is what a call would be if kernels could not be pointed elsewhere. `call` is a call over one input, whose
-results PyTorch's allocator puts where earlier ones were, `moving` one over another input each time. All of these are
-the device's time, from event to event; `host` is how long a call keeps the host, with the GPU waiting for it.
+`replay` is the plan's CUDA graph over its own memory. `copied` is a replay between copies of the input and of the
+results: the cost of a call if kernels could not get new addresses. `call` is a call over one input, whose results
+PyTorch's allocator places where earlier ones were, `moving` one over another input each time. All of these are device
+time, from event to event; `host` is the time that a call blocks the host while the GPU waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from escalade.engine.engine import Engine
 
 ROUNDS = 10
 FEWEST_US = 50_000
-"""A round takes at least this long on the device, so that clocks are those of work under way."""
+"""A round takes at least this long on the device, so that clocks are those under load."""
 LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -51,7 +51,7 @@ def _results(returned: object) -> tuple[torch.Tensor, ...]:
 
 
 def on_device(work: Callable[[], object]) -> float:
-    """Microseconds of one of many in a row."""
+    """Return microseconds per call, for many in a row."""
 
     def row(count: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -67,7 +67,7 @@ def on_device(work: Callable[[], object]) -> float:
 
 
 def on_host(work: Callable[[], object]) -> float:
-    """Microseconds until a call returns, alone."""
+    """Return microseconds until a single call returns."""
     spent = []
     for _ in range(50):
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What GPU tests share: device memory, of which only one test at a time takes much."""
+"""Fixtures of GPU tests: device memory, of which only one test at a time may take much."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pytest
 import torch
 
 PATIENCE = 120.0
-"""Seconds that a test waits for other processes to give back device memory."""
+"""Seconds that a test waits for other processes to free device memory."""
 
 
 LONGEST = ("test_networks", "test_engine")
-"""Files whose tests take longest: they come first, so that no worker is left with one at the end."""
+"""Files with the longest tests: they come first, so that no worker is left with one at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait for each other's memory go to one worker (`--dist loadgroup`): the others need not wait."""
+    """Tests that wait for each other's memory run in one worker (`--dist loadgroup`), so that the others need not
+    wait."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if "much_memory" in getattr(item, "fixturenames", ()):
@@ -29,14 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def much_memory(
     tmp_path_factory: pytest.TempPathFactory, cuda: torch.device
 ) -> Iterator[Callable[[int], None]]:
-    """A function that waits for so many bytes of device memory; while the test runs no other has asked for as much."""
+    """A function that waits for this many bytes of device memory; only one test at a time may hold such a request."""
     base = tmp_path_factory.getbasetemp()
-    folder = base.parent if base.name.startswith("popen-") else base  # pytest-xdist: one for each process
+    folder = base.parent if base.name.startswith("popen-") else base  # pytest-xdist: one per process
     with open(folder / "much-device-memory", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def wait_for(size: int) -> None:
-            need = size + (4 << 30)  # what references and other processes take meanwhile
+            need = size + (4 << 30)  # margin for references and other processes
             torch.cuda.empty_cache()
             began = time.monotonic()
             while (free := torch.cuda.mem_get_info(cuda)[0]) < need:

@@ -1,6 +1,6 @@
-"""`make gpu-test`: the tests that need a GPU, then every kernel source under compute-sanitizer, and a record of both.
+"""`make gpu-test`: the GPU tests, then every kernel source under compute-sanitizer, and a record of both.
 
-Fails if a test fails, if the sanitizer is not here, if it finds something, or if it does not say that it found nothing.
+Fails if a test fails, if the sanitizer is missing, if it finds an error, or if it does not report success.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.gpu import sanitize
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SUITE_SECONDS, TOOL_SECONDS = 480, 150
-"""How long the tests may take, and each tool."""
+"""Time limits of the tests, and of each tool."""
 TOOLS = {
     # Errors of the driver's calls are exceptions in Python already; cuda-bindings asks every driver for functions that
     # only newer ones have, and each refusal would count.
@@ -40,19 +40,19 @@ TOOLS = {
 }
 """Tools of compute-sanitizer and their options."""
 JOB_OPTIONS = {"initcheck": (sanitize.RAW,)}
-"""Options of `tests.gpu.sanitize` for a tool: initcheck takes memory filled with a pattern for initialized."""
+"""Options of `tests.gpu.sanitize` per tool: initcheck counts memory filled with a pattern as initialized."""
 _FOUND = 86
-"""What it is to end with where it found something."""
+"""Exit status if it found an error."""
 _SUMMARY = re.compile(r"========= (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 _FINDING = re.compile(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|\s)(.+)")
 _MOST_SAID = 200
-"""Characters of what a failed test says."""
+"""Characters kept of a failed test's message."""
 _LIKELY = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/bin")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What became of one part of the run, as a record has it."""
+    """The outcome of one part of the run, as stored in a record."""
 
     name: str
     system: str
@@ -89,7 +89,8 @@ def run_suite(workers: int, seed: int) -> Part:
 
 
 def counted(report: str) -> dict[str, Any]:
-    """Of pytest's report: how many tests passed, failed and were skipped, which failed, and why others were skipped."""
+    """Parse pytest's report: how many tests passed, failed and were skipped, which failed, and why others were
+    skipped."""
     wrong, reasons, total = [], Counter[str](), 0
     for case in xml.fromstring(report).iter("testcase"):
         total += 1
@@ -114,7 +115,7 @@ def counted(report: str) -> dict[str, Any]:
 
 
 def run_tool(tool: str, sanitizer: str, jobs: Sequence[sanitize.AnyJob], processes: int) -> Part:
-    """Every job once, spread over processes of their own."""
+    """Run every job once, spread over separate processes."""
     began = time.monotonic()
     shares = [share for start in range(processes) if (share := jobs[start::processes])]
     with ThreadPoolExecutor(len(shares)) as pool:
@@ -156,7 +157,7 @@ def _run_share(tool: str, sanitizer: str, jobs: Sequence[sanitize.AnyJob]) -> tu
 
 
 def read(text: str) -> tuple[list[str], int, bool]:
-    """Of a sanitizer's output: findings, each with the job it was in; jobs that ended right; whether it summed up."""
+    """Parse a sanitizer's output: findings with their jobs; jobs that ended right; whether it printed a summary."""
     findings: list[str] = []
     job, right, said = "", 0, False
     for line in text.splitlines():
@@ -197,7 +198,7 @@ def records(parts: Sequence[Part], device: torch.device) -> list[store.Record]:
 
 
 def run(workers: int, seed: int, processes: int) -> Iterator[Part]:
-    """One part after another."""
+    """Run one part after another."""
     yield run_suite(workers, seed)
     sanitizer = find_sanitizer()
     jobs, views = sanitize.covering(), sanitize.views_of_the_day()
@@ -221,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parts = []
     for part in run(options.workers, options.seed, options.processes):
-        # At once: the next may be cut off.
+        # At once: the next part may be cut off.
         filed = store.file_away(options.results, records([part], torch.device("cuda", 0)))
         parts.append(part)
     for part in parts:

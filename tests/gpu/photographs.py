@@ -1,8 +1,8 @@
-"""JPEG files to classes, and what bounds it: `python -m tests.gpu.photographs [files]`.
+"""JPEG files to classes, and their bottleneck: `python -m tests.gpu.photographs [files]`.
 
-Makes photograph-like files in memory (500 x 375 and 375 x 500, and as many of mixed sizes), and prints images a second
-of the decoder alone, as `classify` has it, of the engine alone, and of both together, in fp16 by ResNet-18. The lesser
-of the first two is what the third is held against. Without nvJPEG the decoder is Pillow. `--results results` files a
+Creates photograph-like files in memory (500 x 375, 375 x 500, and mixed sizes), and prints images per second of the
+decoder alone, as used by `classify`, of the engine alone, and of both together, in fp16 by ResNet-18. The lower of
+the first two rates bounds the third. Without nvJPEG the decoder is Pillow. `--results results` stores a
 record of each rate.
 """
 
@@ -33,12 +33,12 @@ from escalade_bench.report.pages.records import PHOTOGRAPHS
 
 _CROP, _BATCH, _TOP = Crop(256, 224), 128, 5
 _DISTINCT = 1500
-"""Files of each kind; links to them stand for the others."""
+"""Files per kind; the others are links to them."""
 _LARGEST = 640
 
 
 def make(path: pathlib.Path, number: int, mixed: bool) -> None:
-    """Noise whose power falls with the square of its frequency, as that of photographs does."""
+    """Noise whose power falls with the square of its frequency, as in photographs."""
     rng = np.random.default_rng(number)
     size = (500, 375) if rng.random() < 0.7 else (375, 500)
     if mixed and rng.random() < 0.5:
@@ -59,7 +59,7 @@ def make(path: pathlib.Path, number: int, mixed: bool) -> None:
 
 @contextlib.contextmanager
 def files(count: int) -> Iterator[dict[str, list[pathlib.Path]]]:
-    """So many of each kind, by its name."""
+    """This many of each kind, by its name."""
     within = "/dev/shm" if os.path.isdir("/dev/shm") else None
     folder = pathlib.Path(tempfile.mkdtemp(dir=within))
     try:
@@ -77,7 +77,7 @@ def files(count: int) -> Iterator[dict[str, list[pathlib.Path]]]:
 
 
 def rate(given: Iterable[object], count: int) -> float:
-    """Images a second of what comes, from the first request to the end."""
+    """Return images per second, from the first request to the end."""
     begin = time.perf_counter()
     for _ in given:
         pass

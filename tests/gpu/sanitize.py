@@ -1,10 +1,10 @@
-"""Kernels to run under a sanitizer: every source and every rung once, on problems that fill a few tiles, and the
-resizing of photographs, which is no operation.
+"""Kernels to run under a sanitizer: every source and every rung once, on problems of a few tiles, and the
+resizing of photographs, which is not an operation.
 
 `python -m tests.gpu.sanitize` reads jobs from standard input, one per line, runs them on the GPU (with `--twin`, on the
-twin), and prints for each when it begins and whether its results are right. With `--raw`, outputs and workspaces are
+twin), and prints for each when it starts and whether its results are right. With `--raw`, outputs and workspaces are
 left uninitialized instead of poisoned. Inputs and references are computed on the CPU, so that the sanitizer sees few
-kernels but the project's own, and every tensor has an allocation of its own, whose bounds it knows.
+kernels but the project's own, and every tensor has a separate allocation, whose bounds it knows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support import supported
 ARCHITECTURE = "sm_90a"
 RAW = "--raw"
 _FLOPS = 2.0**21
-"""About what a job should compute: several blocks and tiles, and little for a tool that slows it a hundred times."""
+"""Work per job: several CTAs and tiles, but little enough for a tool that slows it down a hundredfold."""
 _CPU = torch.device("cpu")
 
 
@@ -71,7 +71,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Resizing:
-    """Photographs of all these sizes resized at once; as text, what they are resized and cropped to, and the sizes."""
+    """Photographs of all these sizes resized at once; as text, their resized and cropped sizes, and the original
+    sizes."""
 
     crop: Crop
     sizes: tuple[tuple[int, int], ...]
@@ -90,12 +91,12 @@ class Resizing:
 
 @dataclass(frozen=True)
 class Views:
-    """A network in which kernels read views of what PyTorch computes, by its number."""
+    """A network in which kernels read views of PyTorch's results, by its number."""
 
     number: int
     dtype: str
     sources: ClassVar[set[str]] = set()
-    """None of its own: which kernels run is the plan's choice."""
+    """None: the plan chooses which kernels run."""
 
     def __str__(self) -> str:
         return f"views {self.number} {self.dtype}"
@@ -134,7 +135,7 @@ def sources() -> set[str]:
 
 
 def covering() -> list[Job | Resizing]:
-    """A job for each rung, and one more for each source that those leave out."""
+    """One job per rung, and one for each source that those do not cover."""
     chosen: list[Job | Resizing] = [RESIZING]
     left = sources() - RESIZING.sources
     candidates = [
@@ -154,7 +155,7 @@ def covering() -> list[Job | Resizing]:
 
 
 def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
-    """Those of suitable size first, and parts of larger buffers last."""
+    """Problems of suitable size first, and slices of larger buffers last."""
     here = rung.on(typical_card(ARCHITECTURE))
     problems = [
         problem
@@ -167,7 +168,7 @@ def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
 
 
 def run(job: AnyJob, device: torch.device, seed: int = 0, raw: bool = False) -> str:
-    """Return what is wrong with the results, or an empty string. `raw` memory is uninitialized instead of poisoned."""
+    """Return errors in the results, or an empty string. `raw` memory is uninitialized instead of poisoned."""
     if isinstance(job, Views):
         return job.failure(device)
     if isinstance(job, Resizing):
@@ -198,7 +199,7 @@ def run(job: AnyJob, device: torch.device, seed: int = 0, raw: bool = False) -> 
 
 
 def _mapped(recipe: Recipe) -> set[str]:
-    """Return the buffers with tensor maps: initcheck does not see what TMA stores write."""
+    """Return the buffers with tensor maps: initcheck does not see TMA stores."""
     calls = (step for step in recipe.steps if isinstance(step, KernelCall))
     arguments = (argument for call in calls for argument in call.arguments)
     return {argument.buffer.name for argument in arguments if isinstance(argument, TiledMap | Im2colMap)}
@@ -210,7 +211,7 @@ def main(lines: Iterable[str], device: torch.device, raw: bool = False) -> int:
         print(f"begins {line}", flush=True)
         try:
             failure = run(parse(line), device, raw=raw)
-        except Exception as error:  # the jobs after it have their turn, if the GPU still works
+        except Exception as error:  # later jobs continue, if the GPU still works
             failure = f"{type(error).__name__}: {error}"
         print(f"wrong {line}: {failure}" if failure else f"right {line}", flush=True)
         wrong += bool(failure)
@@ -219,6 +220,6 @@ def main(lines: Iterable[str], device: torch.device, raw: bool = False) -> int:
 
 if __name__ == "__main__":
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    torch.set_num_threads(1)  # there are other processes beside this one
+    torch.set_num_threads(1)  # other processes use the GPU too
     where = _CPU if "--twin" in sys.argv else torch.device("cuda", 0)
     sys.exit(main(sys.stdin, where, raw=RAW in sys.argv))

@@ -1,8 +1,8 @@
 """Threads that each call one engine and wait for their results: `python -m tests.gpu.service`.
 
-Prints calls a second of ResNet-18, one image, fp16, by 1, 2, 4 and 8 threads on streams of their own, for an engine
-with one set of buffers and with eight; and of the least that there is to do, a replay of a CUDA graph and the wait
-for it. `--results results` files a record of each rate.
+Prints calls per second of ResNet-18, one image, fp16, with 1, 2, 4 and 8 threads on separate streams, for an engine
+with one set of buffers and with eight; and of the minimum work, a replay of a CUDA graph and the wait
+for it. `--results results` stores a record of each rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = Callable[[], object]
 
 
 def rate(prepare: Callable[[int], Call], threads: int) -> float:
-    """Calls a second of so many threads, each of which prepares what it calls on its stream and awaits every call."""
+    """Return calls per second of several threads; each prepares its call on its stream and waits for every call."""
     counts = [0] * threads
     ready, stop = threading.Barrier(threads + 1), threading.Event()
 
@@ -60,7 +60,7 @@ def rate(prepare: Callable[[int], Call], threads: int) -> float:
 
 
 def rates(what: str, prepare: Callable[[int], Call]) -> list[store.Record]:
-    """A record for each number of threads, printed on one line."""
+    """One record per number of threads, printed on one line."""
     found = {threads: rate(prepare, threads) for threads in THREADS}
     print(f"{what}:", *(f"{each:,.0f}" for each in found.values()))
     return [

@@ -1,10 +1,10 @@
-"""Engines under the load of a service for as long as one likes: `python -m tests.gpu.soak --seconds 3600`.
+"""Engines under the load of a service for any length of time: `python -m tests.gpu.soak --seconds 3600`.
 
-Threads call small networks of every dtype with batches of many sizes, more than an engine keeps plans for: as they are,
-into the caller's tensors, as futures of which some are cancelled, and as streams that are left half way. Two more
-threads train networks, from new training steps again and again. Now and then there is no memory for a while. Every
-result and every loss is compared. Every second memory, open files and threads are counted; at the end they must be what
-they were. Without a GPU it runs on the twin.
+Threads call small networks of every dtype with batches of many sizes, more than an engine keeps plans for: plain
+calls, calls with `out=`, futures of which some are cancelled, and streams abandoned half way. Two more
+threads train networks, with new training steps again and again. Now and then memory runs out for a while. Every
+result and every loss is compared. Memory, open files and threads are counted every second; at the end they must be
+unchanged. Without a GPU it runs on the twin.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SIZES = (1, 2, 3, 5, 8)
 PLANS = 3
 TOLERANCE = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 _NO_MEMORY_EVERY, _NO_MEMORY_FOR = 5.0, 0.1
-"""Seconds from one time without memory to the next, and how long each is."""
+"""Seconds between phases without memory, and the length of each."""
 _GROWTH = 1.02
-"""What counts as flat, of medians over many seconds."""
+"""Tolerance for growth, of medians over many seconds."""
 _FEWEST = 15
-"""Seconds of a quarter of the time, at least; in less than a minute nothing is flat."""
+"""Minimum length of a quarter of the time, in seconds; nothing is flat in less than a minute."""
 
 
 class Images(nn.Module):
-    """Convolutions, a step that PyTorch does, and so many launches that a plan is a CUDA graph."""
+    """Convolutions, a PyTorch step, and enough launches that a plan is a CUDA graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Rows(nn.Module):
 
 @dataclass
 class Served:
-    """An engine, and inputs with what is right for each."""
+    """An engine, and inputs with the right results for each."""
 
     engine: Engine
     inputs: dict[int, torch.Tensor]
@@ -102,7 +102,7 @@ class Served:
 
 @dataclass
 class Trained:
-    """A network to train from the same state again and again, and the losses of PyTorch in float64."""
+    """A network to train from the same state again and again, and PyTorch's losses in float64."""
 
     model: nn.Module
     dtype: str
@@ -150,7 +150,7 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass
 class Sample:
-    """What the process has, at one second."""
+    """The process's resources at one second."""
 
     second: float
     calls: int
@@ -170,11 +170,11 @@ class Soak:
     samples: list[Sample] = field(default_factory=list)
     scarce: threading.Event = field(default_factory=threading.Event)
     shortages: int = 0
-    """How many times memory was withheld so far: one may begin and end while a call is waited for."""
+    """How often memory was withheld so far: a phase may begin and end during one call."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def work(self, seed: int) -> None:
-        """One thread of the service, on a stream of its own."""
+        """One thread of the service, on its own stream."""
         chance = random.Random(seed)
         ways: dict[str, Callable[[Served, int, random.Random], None]] = {
             "called": self._called, "into": self._into, "submitted": self._submitted, "streamed": self._streamed,
@@ -197,7 +197,7 @@ class Soak:
                     self.wrong.append(f"{name[0]} {one.engine.dtype}: {type(error).__name__}: {error}")
 
     def train(self, one: Trained) -> None:
-        """One training thread, on a stream of its own."""
+        """One training thread, on its own stream."""
         stream = torch.cuda.Stream() if self.device.startswith("cuda") else None
         with torch.cuda.stream(stream):
             while not self.over.is_set():
@@ -240,7 +240,7 @@ class Soak:
                 self.calls["cancelled"] += 1
 
     def _streamed(self, one: Served, size: int, chance: random.Random) -> None:
-        """Of eight batches as many are asked for as chance has it."""
+        """Request a random number of eight batches."""
         batch = one.inputs[size].cpu()
         wanted = chance.randrange(1, 9)
         results = one.engine.stream(batch for _ in range(8))
@@ -279,7 +279,7 @@ class Soak:
         )
 
     def leaks(self) -> list[str]:
-        """What has grown, from the second quarter of the time to the last."""
+        """Return growth from the second quarter of the time to the last."""
         quarter = len(self.samples) // 4
         if quarter < _FEWEST:
             return []
@@ -294,13 +294,13 @@ class Soak:
 
 
 def _by_chance(counts: Sequence[int]) -> float:
-    """How far a median of these may be off: which plans an engine has just then is left to chance."""
+    """Tolerance of a median: which plans an engine has at that time is random."""
     return 3 * 1.25 * statistics.pstdev(counts) / len(counts) ** 0.5
 
 
 @contextmanager
 def no_memory(device: str, scarce: threading.Event) -> Iterator[None]:
-    """Who needs more of the GPU's memory than PyTorch has by now is refused meanwhile; on the CPU nobody is."""
+    """Fail all allocations beyond the memory PyTorch already holds; on the CPU nothing fails."""
     scarce.set()
     try:
         if device.startswith("cuda"):
@@ -309,14 +309,15 @@ def no_memory(device: str, scarce: threading.Event) -> Iterator[None]:
     finally:
         if device.startswith("cuda"):
             torch.cuda.set_per_process_memory_fraction(1.0)
-        time.sleep(0.05)  # for those that were refused
+        time.sleep(0.05)  # for refused calls
         scarce.clear()
 
 
 def record(
     soak: Soak, seconds: float, workers: int, problems: Sequence[str], origin: store.Provenance
 ) -> store.Record:
-    """Return the counts as docs/records.md shows them. The date is part of its name: runs do not replace each other."""
+    """Return the counts as shown by docs/records.md. The date is part of the name, so that runs do not replace each
+    other."""
     late = soak.samples[len(soak.samples) // 4 :]
 
     def span(name: str, unit: float = 1.0) -> list[float]:

@@ -1,7 +1,7 @@
-"""What starting takes, each time in a fresh process: `python -m tests.gpu.starting [resnet18 resnet50]`.
+"""Startup times, each in a fresh process: `python -m tests.gpu.starting [resnet18 resnet50]`.
 
-For each network: `compile` and new batch sizes with no kernel cached, the same again with all of them cached, then
-`save` with machine code, and `load` to the first result with an empty cache. `--results results` files a record of each
+For each network: `compile` and new batch sizes without cached kernels, the same with all of them cached, then
+`save` with machine code, and `load` to the first result with an empty cache. `--results results` stores a record of
 time. Without a GPU nothing is measured.
 """
 
@@ -28,7 +28,7 @@ _BATCHES = (8, 32)
 
 
 class _Laps:
-    """Seconds by the clock, from one call to the next, the GPU's work included; imports are not, nor CUDA's start."""
+    """Wall-clock seconds between calls, the GPU's work included; imports and CUDA's start are not."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -73,7 +73,7 @@ def loaded(network: str, file: str) -> dict[str, float]:
 
 
 def fresh(part: str, network: str, file: pathlib.Path, cache: pathlib.Path) -> dict[str, float]:
-    """What a part says, in a process and with a cache of its own."""
+    """Output of a part, in a process with its own cache."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.starting", f"--{part}", network, str(file)],
         env={**os.environ, "ESCALADE_CACHE_DIR": str(cache)}, stdout=subprocess.PIPE, text=True, check=True,

@@ -1,4 +1,4 @@
-"""For every rung of convolutions a problem that it takes, and why there is none for those that have none."""
+"""A supported problem for every convolution rung, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 
 CONV2D, INPUT_GRADIENT = OPERATIONS["conv2d"], OPERATIONS["conv2d_input_gradient"]
 ARCHITECTURE = "sm_90a"
-"""The only one that all rungs are for."""
+"""The only one that all rungs support."""
 
 SIZE, BATCH = 28, 4
 BEYOND_SIZE = 128
 NOT_BEYOND_32_BITS = {
     "cluster_split_k": "it splits the sums of small outputs, and takes no others",
 }
-"""Rungs that take no problem of more than 2^31 outputs, with the reason."""
+"""Rungs that support no problem of more than 2^31 outputs, with the reason."""
 
 
 def _candidates(size: int, batch: int | None) -> Iterator[Conv2dProblem]:
-    """Dense, grouped, depthwise, a network's first and last layer and a product of pixels; by default with a batch that
-    takes outputs past 2^31."""
+    """Dense, grouped, depthwise, a network's first and last layer, and a 1x1 convolution; by default with a batch of
+    more than 2^31 outputs."""
     for name in ("16to16_{}_k3s1_b1", "64to64_{}_k3s1_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s1g16_b1",
                  "3to64_{}_k7s2_b1", "16to64_{}_k1s1_b1", "16to4_{}_k3s1_b1"):  # fmt: skip
         one = Conv2dProblem.parse(name.format(size))
@@ -37,7 +37,7 @@ def _candidates(size: int, batch: int | None) -> Iterator[Conv2dProblem]:
 def problem_for(
     rung: Rung[Conv2dProblem], size: int = SIZE, batch: int | None = BATCH
 ) -> Conv2dProblem | None:
-    """The first of the candidates that the rung takes."""
+    """The first candidate that the rung supports."""
     for problem in _candidates(size, batch):
         if rung.on(typical_card(ARCHITECTURE)).refusal(problem) is None:
             return problem
@@ -45,14 +45,14 @@ def problem_for(
 
 
 def beyond_32_bits(rung: Rung[Conv2dProblem]) -> Conv2dProblem | None:
-    """One whose outputs are more than 2^31."""
+    """Problem with more than 2^31 outputs."""
     return problem_for(rung, BEYOND_SIZE, None)
 
 
 def input_gradient_beyond_32_bits(
     rung: Rung[Conv2dInputGradientProblem],
 ) -> Conv2dInputGradientProblem | None:
-    """One whose results are more than 2^31, of a convolution with a stride of 2 where the rung takes one."""
+    """Problem with more than 2^31 results, of a convolution with a stride of 2 if the rung supports one."""
     for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1", "4to16_{}_k3s2_b1", "64to8_{}_k3s1_b1",
                  "64to64_{}_k3s2g64_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s2g16_b1"):  # fmt: skip
         forward = Conv2dProblem.parse(name.format(BEYOND_SIZE))

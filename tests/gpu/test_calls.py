@@ -1,4 +1,4 @@
-"""Calls of plans that are CUDA graphs: kernels read the caller's inputs and write what the caller gets."""
+"""Calls of plans that are CUDA graphs: kernels read the caller's inputs and write the returned tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Network(nn.Module):
 
 @pytest.fixture(autouse=True)
 def full_precision() -> Iterator[None]:
-    """PyTorch's own convolutions would be TF32's."""
+    """PyTorch's own convolutions would use TF32."""
     with precision("fp32"):
         yield
 
@@ -81,7 +81,7 @@ def program_of(engine: Engine, *tensors: torch.Tensor) -> KernelProgram:
 def test_inputs_and_results_at_new_addresses_in_each_call(
     network: tuple[nn.Module, Engine], cuda: torch.device
 ) -> None:
-    """All are kept: neither may move, and a later call changes no earlier result."""
+    """All results are kept: none may move, and a later call changes no earlier result."""
     model, engine = network
     inputs = [given(cuda) for _ in range(12)]
     results = [engine(*each) for each in inputs]
@@ -107,7 +107,7 @@ def test_the_same_addresses_with_other_contents(
 def test_replays_that_have_not_run_keep_their_pointers(
     network: tuple[nn.Module, Engine], cuda: torch.device
 ) -> None:
-    """The GPU is far behind when the next calls point the graph elsewhere."""
+    """The GPU is far behind when the next calls update the graph's addresses."""
     model, engine = network
     inputs = [given(cuda) for _ in range(8)]
     expected = [model(*each) for each in inputs]
@@ -140,15 +140,15 @@ def test_two_streams_in_turn(network: tuple[nn.Module, Engine], cuda: torch.devi
 @torch.no_grad()
 @pytest.mark.parametrize("at_the_ends", [False, True])
 def test_calls_overlap_in_buffers_of_their_own(at_the_ends: bool, cuda: torch.device) -> None:
-    """A call ends while one on another stream has not begun; so do those that nobody waits for, and those whose results
-    are wanted in given tensors."""
+    """A call ends while one on another stream has not started; so do calls without a waiting thread, and calls with
+    given result tensors."""
     model, _ = _made(cuda, at_the_ends)
     engine = escalade.compile(model, given(cuda), device=cuda, buffers=3)
     inputs = [given(cuda) for _ in range(6)]
     expected = [model(*each) for each in inputs]
     late, soon = torch.cuda.Stream(cuda), torch.cuda.Stream(cuda)
     torch.cuda.synchronize()
-    for is_made in (False, True):  # recording another set of buffers waits for the device
+    for is_made in (False, True):  # recording another buffer set waits for the device
         with torch.cuda.stream(late):
             torch.cuda._sleep(400_000_000)
             first = engine(*inputs[0])
@@ -171,7 +171,7 @@ def test_calls_overlap_in_buffers_of_their_own(at_the_ends: bool, cuda: torch.de
 def test_submitted_calls_of_one_tensor(cuda: torch.device) -> None:
     model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5))).eval().to(cuda)
     inputs = [torch.randn(2, 8, 12, 12, device=cuda) for _ in range(30)]
-    expected = [model(x).detach() for x in inputs]  # first: cuDNN begins by waiting for the device
+    expected = [model(x).detach() for x in inputs]  # first: cuDNN's initialization waits for the device
     engine = escalade.compile(model, inputs[0], device=cuda, buffers=4)
     engine(inputs[0])
     for pending, right in [(engine.submit(x), right) for x, right in zip(inputs, expected, strict=True)]:
@@ -198,7 +198,7 @@ def test_threads(network: tuple[nn.Module, Engine], cuda: torch.device) -> None:
 
 @torch.no_grad()
 def test_others_may_wait_for_the_device_while_plans_are_made(cuda: torch.device) -> None:
-    """Plans of kernels alone are made into graphs without recording, which nobody could wait for."""
+    """Plans of kernels alone become graphs without recording, so nothing waits."""
     torch.manual_seed(6)
     model = Network(at_the_ends=False).eval().to(cuda)
     engine = escalade.compile(model, given(cuda), dtype="fp32", device=cuda)
@@ -267,7 +267,7 @@ def test_inputs_that_kernels_cannot_read(network: tuple[nn.Module, Engine], cuda
 
 @torch.no_grad()
 def test_calls_in_the_callers_own_graph(network: tuple[nn.Module, Engine], cuda: torch.device) -> None:
-    """It has memory of its own: calls on another stream may run beside it."""
+    """It has separate memory: calls on another stream may overlap."""
     model, engine = network
     x, z = given(cuda)
     check(engine(x, z), model(x, z))
@@ -306,7 +306,7 @@ def test_a_plan_over_its_own_memory_beside_calls(
 
 @torch.no_grad()
 def test_an_engine_dropped_while_it_runs(cuda: torch.device) -> None:
-    """Neither its arena nor its weights are given to others before the GPU is done with them."""
+    """Neither its arena nor its weights are reused before the GPU is done with them."""
     torch.manual_seed(6)
     model = Network(False).eval().to(cuda)
     inputs = [given(cuda) for _ in range(3)]

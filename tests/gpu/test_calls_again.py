@@ -1,4 +1,4 @@
-"""Operators called again and again: pointers are all that a call sets, on whatever stream, thread or graph."""
+"""Repeated calls of operators: a call only sets pointers, on any stream, thread or graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade.ops import conv2d
 
 pytestmark = pytest.mark.gpu
 TIMES = 4
-"""The first call makes ready, the second puts a guard to it, the others are by pointers."""
+"""The first call prepares, the second adds a guard, later ones only set pointers."""
 
 
 def tensors(cuda: torch.device, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

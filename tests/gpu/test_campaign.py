@@ -1,4 +1,4 @@
-"""A campaign on a GPU: units of several kinds are measured, filed with what they were made of, and then current."""
+"""A campaign on a GPU: units of several kinds are measured, stored with their sources, and then current."""
 
 from __future__ import annotations
 

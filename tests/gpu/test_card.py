@@ -1,4 +1,4 @@
-"""The card that is here: what its description says against what the driver says."""
+"""The installed card: its description against the driver's data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def h200(cuda: torch.device) -> torch.device:
     return cuda
 
 
-def test_a_card_is_what_the_driver_says(cuda: torch.device) -> None:
+def test_a_card_matches_the_driver(cuda: torch.device) -> None:
     card, told = Card.of(cuda), properties_of(cuda)
     assert (card.name, card.architecture) == (told.name, told.architecture)
     assert (card.multiprocessors, card.registers) == (told.multiprocessors, told.registers)
@@ -45,9 +45,9 @@ def test_rates_derived_for_an_h200_are_near_the_measured_ones(h200: torch.device
 
 
 @pytest.mark.parametrize("blocks", range(2, 9))
-def test_as_many_clusters_run_at_once_as_the_card_says(h200: torch.device, blocks: int) -> None:
-    """By the driver, for a kernel that takes a multiprocessor a block. Which of its multiprocessors work together
-    differs a little from one H200 to another."""
+def test_cluster_counts_match_the_card(h200: torch.device, blocks: int) -> None:
+    """By the driver, for a kernel with one CTA per SM. Which SMs form a cluster differs slightly
+    between H200s."""
     from cuda.bindings import driver
 
     problem = Conv2dProblem.square(512, 512, 7, 3, dtype="fp16", layout="nhwc")

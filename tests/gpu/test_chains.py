@@ -13,7 +13,7 @@ from escalade_bench.zoo.chains import CONV_CHAINS
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {"tf32": 3e-3, "fp16": 5e-3}
-"""Of the norm; sums of TF32 products, and of 16-bit values, are off by less than a third of it."""
+"""Error relative to the norm; sums of TF32 and of 16-bit products are off by less than a third of it."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -1,4 +1,4 @@
-"""Steps of PyTorch's in plans on the GPU, and plans beside PyTorch."""
+"""PyTorch steps in plans on the GPU, and plans beside PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
-    """What is measured here is no user's; compiled kernels stay where they are."""
+    """Measurements here are not stored for the user; compiled kernels stay cached."""
     path = tmp_path / "table.json"
     for module in ("escalade.engine.comparison", "escalade.ops.choose.table"):
         monkeypatch.setattr(f"{module}.user_path", lambda gpu: path)
@@ -26,7 +26,7 @@ def own_table(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathli
 
 
 class Mixed(nn.Module):
-    """Kernels and PyTorch's steps that read each other's values: fresh ones, views, and what is not dense."""
+    """Kernels and PyTorch steps that read each other's values: fresh ones, views, and non-dense ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def off(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_kernels_and_pytorch_read_each_others_values(
     cuda: torch.device, dtype: str, allowed: float, measured: bool
 ) -> None:
-    """In every replay, whatever the others have left in the graph's pool."""
+    """In every replay, whatever other graphs left in the shared pool."""
     torch.manual_seed(2)
     model = Mixed().eval().to(cuda)
     exact = copy.deepcopy(model).double()
@@ -71,7 +71,7 @@ def test_kernels_and_pytorch_read_each_others_values(
 
 
 def test_a_convolution_that_only_the_foot_takes_is_cudnns(cuda: torch.device) -> None:
-    """Unless another rung has learnt it; the foot never runs it where PyTorch should be faster."""
+    """Unless another rung supports it by now; the lowest rung never runs if PyTorch should be faster."""
     conv = nn.Conv2d(20, 40, 3, padding=1, groups=4).eval().to(cuda)
     engine = escalade.compile(conv, torch.randn(32, 20, 28, 28, device=cuda), dtype="fp16")
     assert "direct" not in {step.rung for step in engine.explain().steps}
@@ -91,7 +91,7 @@ def test_a_comparison_has_every_step_and_the_whole(cuda: torch.device) -> None:
 
 
 def test_measured_steps_are_remembered(cuda: torch.device, own_table: pathlib.Path) -> None:
-    """And the plan is no slower, step by step, than without measuring, but for noise."""
+    """And the plan is no slower, step by step, than without measuring, up to noise."""
     torch.manual_seed(2)
     model, x = Mixed().eval().to(cuda), torch.randn(4, 16, 24, 24, device=cuda)
     plain = escalade.compile(model, x, dtype="fp16")

@@ -1,4 +1,4 @@
-"""The operator on CUDA tensors: what PyTorch asks of an operator, and sizes that only a GPU has room for."""
+"""The operator on CUDA tensors: PyTorch's requirements of an operator, and sizes that only fit a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensors(
 
 
 TOLERANCE = {torch.float32: 6e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-"""The most that a rung states, Winograd's in fp32; in 16 bits two units of roundoff."""
+"""The largest error that a rung states, Winograd's in fp32; in 16 bits two units of roundoff."""
 
 
 def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ def test_tensors_that_are_not_aligned(cuda: torch.device) -> None:
 
 
 def test_more_than_two_to_the_31_elements(much_memory: Callable[[int], None], cuda: torch.device) -> None:
-    """Offsets past 32 bits: the last images, where a wrapped index would read and write at the front."""
+    """Offsets past 32 bits: the last images, where a wrapped index would access the start."""
     batch = 2**31 // (64 * 224 * 224) + 8
     much_memory(2 * 2 * batch * 64 * 224 * 224)
     weight = torch.randn(64, 64, 3, 3, device=cuda, dtype=torch.float16) / 24
@@ -110,7 +110,7 @@ def test_more_than_two_to_the_31_elements(much_memory: Callable[[int], None], cu
 def test_every_rung_beyond_32_bits(
     rung: Rung[Conv2dProblem], much_memory: Callable[[int], None], cuda: torch.device, seed: int
 ) -> None:
-    """One channel plane is small, the batch is not: outputs past 2^31, of which three images are looked at."""
+    """One channel plane is small, the batch is not: outputs past 2^31, of which three images are checked."""
     problem = beyond_32_bits(rung)
     if problem is None:
         assert rung.name in NOT_BEYOND_32_BITS, (
@@ -140,7 +140,7 @@ def test_every_rung_beyond_32_bits(
 
 
 def test_the_current_stream_is_used(cuda: torch.device) -> None:
-    """On a side stream that is kept busy: a launch on any other stream would read x too early."""
+    """On a busy side stream: a launch on any other stream would read x too early."""
     x, weight = tensors(cuda)
     expected = exact(x, weight, **OPTIONS)
     conv2d(x, weight, **OPTIONS)
@@ -181,7 +181,7 @@ def test_cuda_graph(memory_format: torch.memory_format, cuda: torch.device) -> N
     x = x.contiguous(memory_format=memory_format)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles and loads: neither may happen while a graph is captured
+    with torch.cuda.stream(side):  # compiles and loads: neither may happen during graph capture
         conv2d(x, weight, relu=True, **OPTIONS)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -195,7 +195,7 @@ def test_cuda_graph(memory_format: torch.memory_format, cuda: torch.device) -> N
         assert_close(y, exact(x, weight, **OPTIONS).relu())
 
 
-# --- PyTorch's machinery
+# --- PyTorch's features
 
 
 def test_opcheck(cuda: torch.device) -> None:
@@ -264,7 +264,7 @@ def test_cpu_and_cuda_do_not_mix(cuda: torch.device) -> None:
 
 
 def test_the_host_cost_of_the_operator(cuda: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, not judged: it depends on the machine."""
+    """Printed, not asserted: it depends on the machine."""
     x, weight = tensors(cuda, batch=1)
     costs = {}
     for name, function in (("escalade", conv2d), ("torch", F.conv2d)):

@@ -27,7 +27,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("name", ["resnet18", "unet"])
-def test_the_example_computes_what_the_engine_computes(
+def test_the_example_matches_the_engine(
     tmp_path: pathlib.Path, example: pathlib.Path, name: str, dtype: str
 ) -> None:
     model, x = models.model(name)

@@ -1,4 +1,4 @@
-"""Memory of the GPU that is free as soon as nobody has a plan or an engine any more."""
+"""GPU memory that is freed as soon as plans and engines are dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("kind", ["kernels", "mixed"])
 def test_plans_that_have_to_go_take_their_memory_along(kind: str, cuda: torch.device) -> None:
-    """At once, also those whose CUDA graph was recorded, with memory of its own."""
+    """At once, also those whose CUDA graph was recorded, with its own memory."""
     model, x = (Mixed().eval(), torch.randn(1, 3, 96, 96)) if kind == "mixed" else models.model("lenet")
     engine = escalade.compile(model, x, dtype="fp16", device=cuda, plans=1)
     given = {size: x.to(cuda).expand(size, *x.shape[1:]).contiguous() for size in (64, 48)}

@@ -1,4 +1,4 @@
-"""Engines on the GPU: every network, threads and streams, memory, files, and what is said when something fails."""
+"""Engines on the GPU: every network, threads and streams, memory, files, and messages of failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support import in_threads
 pytestmark = pytest.mark.gpu
 
 CUT_OFF = 4.6e-4
-"""What a layer's TF32 products are off by on Hopper, which cuts x off: all in one direction, so that layers add up."""
+"""Error of a layer's TF32 products on Hopper, which truncates x: all in one direction, so that layers add up."""
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -54,7 +54,7 @@ def _engine(device: torch.device) -> Engine:
 
 
 def allowed(model: torch.nn.Module, dtype: str, own: float) -> float:
-    """As in a measurement, but without its bounds: with random weights errors grow from layer to layer, all alike."""
+    """As in a measurement, but without its bounds: with random weights errors grow from layer to layer."""
     found = max(LEAST[dtype], TIMES[dtype] * own)
     layers = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Linear) for layer in model.modules())
     return max(found, layers * CUT_OFF) if dtype == "tf32" else found
@@ -76,14 +76,14 @@ def test_networks_of_every_class_whose_weights_are_on_the_gpu(name: str, cuda: t
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
-    """In full size, against float64, as near to it as PyTorch in the same dtype."""
+    """In full size, against float64, as accurate as PyTorch in the same dtype."""
     model, _ = models.model(name)
     torch.manual_seed(3)
     model, x = model.to(cuda), models.example(name, LEAST_ROWS).to(cuda)
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     graph = capture(model, (x,))
-    for dtype in (dtype for dtype in TIMES if dtype != "fp8"):  # whose scales come from a calibration
+    for dtype in (dtype for dtype in TIMES if dtype != "fp8"):  # its scales come from a calibration
         made = Engine(graph, dtype, cuda)
         found = made(x)
         assert found.dtype == torch.float32 and found.shape == expected.shape
@@ -114,7 +114,7 @@ def test_other_batch_sizes_threads_and_streams(engine: Engine, cuda: torch.devic
 
 
 def test_every_replay_computes(cuda: torch.device) -> None:
-    """Other inputs each time, and nothing left in the outputs that could be taken for a result."""
+    """New inputs each time, and nothing left in the outputs that could be mistaken for a result."""
     torch.manual_seed(5)
     layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(5)]
     model = torch.nn.Sequential(*layers).eval().to(cuda)
@@ -135,7 +135,7 @@ def test_every_replay_computes(cuda: torch.device) -> None:
 
 
 def test_a_call_waits_for_the_one_on_another_stream(engine: Engine, cuda: torch.device) -> None:
-    """Their buffers are one plan's: the second comes while the first has not even begun."""
+    """Both use the buffers of one plan: the second is called before the first has started."""
     generator = torch.Generator(cuda).manual_seed(2)
     batches = [torch.randn(3, 3, 224, 224, device=cuda, generator=generator) for _ in range(8)]
     expected = [engine(x).clone() for x in batches]
@@ -160,13 +160,13 @@ def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) 
     for _ in range(3):
         result = engine(x)
     torch.cuda.synchronize()
-    room = 2 * 4 * 1000 * 4 + 4096  # a result, and the one before that it replaces
+    room = 2 * 4 * 1000 * 4 + 4096  # a result, and the previous one that it replaces
     assert torch.cuda.max_memory_allocated(cuda) - before <= room
     del result
     assert torch.cuda.memory_allocated(cuda) == before
 
 
-def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cuda: torch.device) -> None:
+def test_too_large_a_batch_is_refused_and_the_engine_still_works(engine: Engine, cuda: torch.device) -> None:
     x = torch.randn(2, 3, 224, 224, device=cuda)
     expected = engine(x)
     big = torch.zeros(1, 3, 224, 224, device=cuda, dtype=torch.float16).expand(1000, -1, -1, -1)
@@ -180,7 +180,7 @@ def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cud
 
 @contextmanager
 def _little_memory(device: torch.device) -> Iterator[None]:
-    """Less than 256 MiB in one piece, whatever PyTorch keeps of what earlier tests gave back."""
+    """Less than 256 MiB in one piece, whatever PyTorch's allocator kept of earlier tests."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     allowed = torch.cuda.get_per_process_memory_fraction(device)
@@ -206,7 +206,7 @@ def test_a_saved_engine_starts_without_the_model(
 
 
 class Makes(torch.nn.Module):
-    """Tensors out of nothing: one that is folded, and one as large as the batch, both on a device that it names."""
+    """Factory calls: one is folded, and one is as large as the batch, both on an explicit device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Makes(torch.nn.Module):
 
 @pytest.mark.parametrize("home", ["cpu", "cuda"])
 def test_a_saved_engine_runs_on_another_device(home: str, cuda: torch.device, tmp_path: pathlib.Path) -> None:
-    """The file names the device that the model was captured on; the engine's own counts."""
+    """The file names the device of the capture; the engine's own device counts."""
     torch.manual_seed(2)
     model = Makes().eval()
     x = torch.randn(3, 8)
@@ -269,7 +269,7 @@ def test_whatever_is_written_to_weights_is_seen_by_the_backend(mode: Any, cuda: 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_recorded_call_of_the_backend_reads_the_weights(frozen: bool, cuda: torch.device) -> None:
-    """Nobody compares weights when a graph is replayed: unless they are frozen, PyTorch's operators are recorded."""
+    """A graph replay compares no weights: unless they are frozen, PyTorch's operators are recorded."""
     torch._dynamo.reset()
     model = models.SpectralAutoencoder().eval().to(cuda)
     compiled = torch.compile(model, backend=escalade_backend, options={"dtype": "fp32", "frozen": frozen})
@@ -286,7 +286,7 @@ def test_a_recorded_call_of_the_backend_reads_the_weights(frozen: bool, cuda: to
         torch.cuda.synchronize()
         assert difference(y, model(x)) < 1e-5
         if frozen:
-            return  # whether a change would be seen, nobody promises
+            return  # undefined whether a change is seen
         next(model.parameters()).data.mul_(2)
         graph.replay()
         torch.cuda.synchronize()
@@ -294,7 +294,7 @@ def test_a_recorded_call_of_the_backend_reads_the_weights(frozen: bool, cuda: to
 
 
 class Upwards(torch.nn.Module):
-    """Kernels of Escalade's, and a transposed convolution and a product, which are PyTorch's."""
+    """Kernels of Escalade, and a transposed convolution and a product by PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class Upwards(torch.nn.Module):
 
 
 def test_autocast_does_not_change_an_engine(cuda: torch.device) -> None:
-    """Neither one that is made in it, whose steps of PyTorch's are recorded then, nor one that is called in it."""
+    """Neither one that is built during it, whose PyTorch steps are recorded then, nor one that is called in it."""
     torch.manual_seed(2)
     model, x = Upwards().eval().to(cuda), torch.randn(2, 16, 12, 12, device=cuda)
     plain = escalade.compile(model, x, dtype="fp32")
@@ -331,7 +331,7 @@ def test_a_model_on_the_gpu_stays_as_it_was(cuda: torch.device) -> None:
 
 @pytest.fixture(params=["spectral_autoencoder", "lenet"])
 def direct(request: pytest.FixtureRequest, cuda: torch.device) -> tuple[Engine, list[torch.Tensor]]:
-    """A network of few launches, and batches as its kernels take them."""
+    """A network of few launches, and batches in its kernels' layout."""
     engine, x = _small_network(request.param, cuda)
     if not isinstance(engine.calls([x]), DirectCalls):
         pytest.skip(f"{request.param} is not run directly here")
@@ -397,7 +397,7 @@ def test_direct_calls_on_side_streams_and_threads(direct: tuple[Engine, list[tor
 def test_a_thread_whose_first_use_of_cuda_is_a_direct_call(
     direct: tuple[Engine, list[torch.Tensor]],
 ) -> None:
-    """It has no context yet, and the memory of its result comes from what PyTorch has at hand."""
+    """It has no context yet, and its result's memory comes from PyTorch's cache."""
     engine, batches = direct
     expected = engine(batches[0]).clone()
     torch.cuda.synchronize()
@@ -439,7 +439,7 @@ def test_direct_calls_allocate_nothing_but_results_that_last(
 def test_the_host_cost_of_a_call(
     direct: tuple[Engine, list[torch.Tensor]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Printed, not judged: it depends on the machine."""
+    """Printed, not asserted: it depends on the machine."""
     engine, batches = direct
     x = batches[0]
     works = {"call": lambda: engine(x), "replay of its graph": engine.program(x).run}
@@ -449,7 +449,7 @@ def test_the_host_cost_of_a_call(
     assert torch.equal(engine(x), replayed(engine, x))
 
 
-def test_what_pytorch_evaluates_of_an_expression_can_be_recorded(cuda: torch.device) -> None:
+def test_expressions_evaluated_by_pytorch_can_be_recorded(cuda: torch.device) -> None:
     x = torch.linspace(-9, 9, 64, device=cuda, dtype=torch.float16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""`make gpu-test` is judged: what it runs, and that it fails where it should. Needs no GPU: the sanitizer is a fake."""
+"""Tests of `make gpu-test`: what it runs, and when it fails. Needs no GPU: the sanitizer is fake."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_source_and_every_rung_is_looked_at() -> None:
     assert all(job.parts[1].supports(job.parts[2]) is None for job in of_rungs)
 
 
-def test_jobs_say_whether_their_results_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_report_whether_results_are_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert sanitize.main([f"{EASY[0]}\n", "\n"], CPU) == 0
     assert capsys.readouterr().out == f"begins {EASY[0]}\nright {EASY[0]}\n"
     assert sanitize.main(["softmax naive nonsense fp32 flat"], CPU) == 1
@@ -64,7 +64,7 @@ def test_jobs_say_whether_their_results_are_right(capsys: pytest.CaptureFixture[
 
 
 def test_raw_memory_is_not_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under initcheck, a read before the first write must not meet a pattern that we wrote."""
+    """Under initcheck, memory must not be filled with a pattern before its first write."""
     patterns: list[str] = []
 
     def fill(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -99,14 +99,14 @@ def test_a_wrong_result_is_no_right_one(monkeypatch: pytest.MonkeyPatch) -> None
         ("", [], 0, False),
     ],
 )
-def test_what_a_sanitizer_says(text: str, findings: list[str], right: int, said: bool) -> None:
+def test_output_of_a_sanitizer(text: str, findings: list[str], right: int, said: bool) -> None:
     found = gate.read(text)
     assert found[1:] == (right, said) and len(found[0]) == len(findings)
     assert all(part in whole for part, whole in zip(findings, found[0], strict=True))
 
 
 def fake(tmp_path: pathlib.Path, body: str) -> str:
-    """A sanitizer that runs the program on the twin, or does what `body` says instead."""
+    """A sanitizer that runs the program on the twin, or runs `body` instead."""
     script = tmp_path / "compute-sanitizer"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo Version 9.9; exit 0; }}\n{body}\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -142,7 +142,7 @@ def test_jobs_are_spread_over_processes(tmp_path: pathlib.Path) -> None:
         ("sleep 60", "longer than"),
     ],
 )
-def test_a_tool_that_does_not_say_that_all_is_well(
+def test_a_tool_that_does_not_report_success(
     body: str, sentence: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "TOOL_SECONDS", 1 if "sleep" in body else 100)
@@ -171,7 +171,7 @@ SUITE = Part("tests", "pytest", gate.counted(REPORT), 200.0)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were one."""
+    """Pretend that there is one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(store, "provenance", lambda device, command: replace(ORIGIN, command=command))
     monkeypatch.setattr(gate, "run_suite", lambda workers, seed: SUITE)
@@ -179,7 +179,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_without_a_sanitizer_it_fails_and_says_so(
+def test_without_a_sanitizer_it_fails_and_reports_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "find_sanitizer", lambda: None)
@@ -208,7 +208,7 @@ def test_it_fails_if_any_part_does(
     )
 
 
-def test_without_a_gpu_it_fails_and_says_so(
+def test_without_a_gpu_it_fails_and_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

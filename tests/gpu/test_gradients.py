@@ -1,4 +1,4 @@
-"""Gradients of convolutions: images that only a GPU has room for, and sums as its tensor cores make them."""
+"""Gradients of convolutions: images that only fit a GPU, and sums as computed by tensor cores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 def test_every_rung_of_the_input_gradient_beyond_32_bits(
     rung: Rung[Conv2dInputGradientProblem], much_memory: Callable[[int], None], cuda: torch.device, seed: int
 ) -> None:
-    """A stride of 2, for rungs that take one: results are placed between others, in an image past 2^31 elements."""
+    """A stride of 2, for rungs that support one: results are interleaved, in an image past 2^31 elements."""
     problem = input_gradient_beyond_32_bits(rung)
     assert problem is not None and problem.elements > 2**31
     recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -56,10 +56,10 @@ def test_every_rung_of_the_input_gradient_beyond_32_bits(
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("256to512_8_k4s2p1_b8_bias+relu", "fp16"),  # blocks of clusters share sums
+        ("256to512_8_k4s2p1_b8_bias+relu", "fp16"),  # CTAs of clusters share sums
         ("64to128_129x127_k4s2p1_b8_bias[x*sigmoid(x)]", "bf16"),
         ("64to128_128_k2s2p0_b4_bias", "fp16"),
-        ("64to128_56_k3s2_b32_mask", "fp16"),  # several rounds of classes with one tap to four
+        ("64to128_56_k3s2_b32_mask", "fp16"),  # several rounds of phases with one to four taps
         ("60to64_100x99_k5x2s3x2p2x0_b3_res", "fp16"),
         ("64to128_57_k3s2_b8_mask", "tf32"),
     ],
@@ -76,7 +76,7 @@ def test_all_classes_of_pixels_in_one_launch(name: str, dtype: str, cuda: torch.
     [
         ("1to56_766_k9s3_b1_bias", "fp16"),
         ("21to21_512_k16s8p4_b1_bias[x*sigmoid(x)]", "bf16"),
-        ("512to100_4_k4s4p0_b8_bias+relu", "fp16"),  # a single block, which lies as it is
+        ("512to100_4_k4s4p0_b8_bias+relu", "fp16"),  # a single phase, stored as is
         ("21to21_32_k4s2p1_b3", "tf32"),
         ("3to24_99_k5s3p1_b2_bias", "fp32"),
     ],
@@ -94,12 +94,12 @@ def test_all_classes_of_pixels_by_one_convolution(
 def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     rung: str, much_memory: Callable[[int], None], cuda: torch.device
 ) -> None:
-    """All images but the last are zeros: a wrapped offset would miss what the last one adds."""
+    """All images but the last are zeros: a wrapped offset would miss the last one's contribution."""
     channels, filters = {"few_channels": 8, "skinny": 4, "atomics": 1, "shared_sums": 1}.get(rung, 64), 64
     batch = 2**31 // (64 * 128 * 128) + 4
     fp32 = rung.endswith(("_split", "atomics", "_sums"))
     dtype = torch.float32 if fp32 else torch.float16
-    much_memory((8 if fp32 else 2) * batch * (channels + filters) * 128 * 128)  # halves are as large
+    much_memory((8 if fp32 else 2) * batch * (channels + filters) * 128 * 128)  # the fp16 halves are as large
     layout = torch.channels_last
     x = torch.empty(batch, channels, 128, 128, device=cuda, dtype=dtype, memory_format=layout).zero_()
     gradient = torch.empty(batch, filters, 128, 128, device=cuda, dtype=dtype, memory_format=layout)
@@ -120,7 +120,7 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
 def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(
     rung: Rung[Any], cuda: torch.device, seed: int
 ) -> None:
-    """Tensor cores cut sums off: of a thousand products that all point the same way, nothing else makes up for it, and
+    """Tensor cores truncate sums: for a thousand products of equal sign nothing compensates that, and
     2e-5 would be missing. On an H200 it is 5.4e-6."""
     problem = replace(Conv2dWeightGradientProblem.parse("256to256_16_k3s1_b512"), dtype="fp32", layout="nhwc")
     operation = OPERATIONS["conv2d_weight_gradient"]

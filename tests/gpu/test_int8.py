@@ -67,7 +67,7 @@ def test_every_config_is_exact(problem: Conv2dProblem, cuda: torch.device) -> No
 def test_networks_are_as_exact_as_their_codes(
     name: str, dtype: str, cuda: torch.device, tmp_path: pathlib.Path
 ) -> None:
-    """Beside fp32, and beside the same codes computed by PyTorch, where ties may round differently."""
+    """Compared with fp32, and with the same codes computed by PyTorch, where ties may round differently."""
     model, _ = models.model(name)
     torch.manual_seed(1)
     x = torch.randn(32, 3, 224, 224)
@@ -82,7 +82,7 @@ def test_networks_are_as_exact_as_their_codes(
     noise = float((found - expected).norm() / expected.norm())
     ties = float((found[:4] - codes).norm() / codes.norm())
     print(f"{name} {dtype}: off by {noise:.4f}, and from its codes by {ties:.4f}")
-    assert ties < 1.5 * noise  # one code that rounds differently changes the rounding of all behind it
+    assert ties < 1.5 * noise  # one code that rounds differently changes the rounding of all later ones
     assert noise < {"int8": 0.25, "fp8": 0.4}[dtype]
     assert torch.equal(engine(x).double(), found)
 

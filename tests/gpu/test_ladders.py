@@ -1,4 +1,4 @@
-"""Every rung on the GPU: the small problems, and medium ones that fill a card."""
+"""Every rung on the GPU: small problems, and medium ones that fill a card."""
 
 from __future__ import annotations
 

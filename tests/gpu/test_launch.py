@@ -1,4 +1,4 @@
-"""Launches: streams, graphs, errors with names, and what a launch costs the host."""
+"""Launches: streams, graphs, errors with names, and the host time of a launch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_too_many_threads_are_named(cuda: torch.device) -> None:
         LaunchError, match="launching conv2d_direct .* for the label: CUDA_ERROR_INVALID_VALUE"
     ):
         bind(direct_recipe(threads=2048), tensors, "the label")()
-    torch.cuda.synchronize()  # the context is as good as before
+    torch.cuda.synchronize()  # the context is still usable
 
 
 def test_tensors_on_two_devices_are_refused(cuda: torch.device) -> None:
@@ -74,7 +74,7 @@ def test_workspaces_are_on_the_device(cuda: torch.device) -> None:
 
 
 def test_sync_names_the_kernel_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, since an illegal access leaves the context unusable."""
+    """In a separate process, since an illegal access leaves the context unusable."""
     code = """
 import torch
 from escalade.device.recipe import Buffer, KernelCall, Recipe
@@ -98,7 +98,7 @@ except LaunchError as error:
 
 
 def test_the_host_cost_of_a_launch(cuda: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, not judged: it depends on the machine."""
+    """Printed, not asserted: it depends on the machine."""
     rung = CONV2D.ladder.rung("direct")
     tensors = {**CONV2D.inputs(SMALL, cuda, 0), "y": CONV2D.output(SMALL, cuda)}
     executable = bind(rung.recipe(SMALL, rung.configs(SMALL)[0]), tensors)
@@ -119,7 +119,7 @@ def test_the_host_cost_of_a_launch(cuda: torch.device, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("captured", (False, True))
 def test_lanes_fork_from_the_stream_and_join_it_again(cuda: torch.device, captured: bool) -> None:
-    """What stands before the recipe is seen by every lane, and what stands behind it sees them all."""
+    """Every lane sees work before the recipe, and work after the recipe sees all lanes."""
     operation = OPERATIONS["few_channels"]
     problem = operation.parse("4to16_40_k7_b64_relu_pool4c")
     rung = operation.ladder.rung("streams")
@@ -154,7 +154,7 @@ def test_lanes_fork_from_the_stream_and_join_it_again(cuda: torch.device, captur
 
 
 def test_own_streams_are_lent_again_and_are_not_pytorchs(cuda: torch.device) -> None:
-    """Far more of them than PyTorch has in its pool are made one after another: one is enough for all."""
+    """Far more of them than PyTorch has streams in its pool, one after another: a single stream serves all."""
     pool = {torch.cuda.Stream(cuda).cuda_stream for _ in range(64)}
     with torch.cuda.stream(dedicated_stream(cuda)):
         torch.ones(8, device=cuda).add_(1)

@@ -45,7 +45,8 @@ def test_every_config_is_right_on_large_problems(operation: str, dtype: str, see
 
 
 def test_streamed_rows_in_many_calls_and_streams() -> None:
-    """A CTA that waits for one that has not started would hang; a counter that is not reset would spoil the next."""
+    """A CTA that waits for one that has not started would hang; a counter that is not reset would corrupt the next
+    launch."""
     asked = OPERATIONS["group_norm"]
     problem = asked.problem.parse("32_256_b8_g8", "fp32", "nchw")
     rung = asked.ladder.on(Card.of(CUDA)).rung("streamed")

@@ -1,4 +1,4 @@
-"""Networks on the GPU: the whole of `bench`, and times of steps."""
+"""Networks on the GPU: all of `bench`, and times of steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stream_batches(workload: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("weighted", (False, True))
 def test_a_network_that_gives_images_trains_as_autocast_has_it(weighted: bool, cuda: torch.device) -> None:
-    """In fp16 and NHWC: kernels have the loss by classes of pixels, PyTorch one with weights, in its own order."""
+    """In fp16 and NHWC: kernels compute the loss over class channels, PyTorch a weighted one, in its own layout."""
     torch.manual_seed(0)
     model = UNet(classes=5, width=8, depth=2).to(cuda).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)
@@ -75,7 +75,7 @@ def test_a_network_that_gives_images_trains_as_autocast_has_it(weighted: bool, c
 
 
 def layer_norms() -> tuple[nn.Module, tuple[int, ...]]:
-    """Autocast computes norms in fp32 between casts, which their kernels absorb."""
+    """Autocast computes norms in fp32 between casts, which kernels fuse."""
     width = 96
     block = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
     head = [nn.LayerNorm(width), nn.Linear(width, 8)]
@@ -194,7 +194,7 @@ def test_bench_judges_steps_of_networks_with_random_weights(tmp_path: pathlib.Pa
 
 
 def test_a_captured_step_of_pytorch_keeps_its_loss_scale(cuda: torch.device) -> None:
-    """Whatever is allocated after the capture may take over memory that nothing keeps."""
+    """Allocations after the capture may reuse unreferenced memory."""
     torch.manual_seed(0)
     x = torch.rand(4, 3, 16, 16, device=cuda)
     lesson = Lesson(ConvAutoencoder(8).to(cuda).train(), F.mse_loss, x, x, "fp16", 1e-2, 2.0**12)
@@ -227,7 +227,7 @@ def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) 
 @pytest.mark.parametrize("name", ["lenet", "spectral_autoencoder", "resnet18"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_the_graph_that_is_timed_is_judged(name: str, dtype: str, cuda: torch.device) -> None:
-    """A right one passes, and one that does nothing does not, although nothing else has changed."""
+    """A right one passes; one that does nothing fails, although nothing else has changed."""
     chosen = WORKLOADS[name]
     model, x = chosen.model(), chosen.inputs(8, device=cuda)
     expected = reference(model, x)

@@ -1,4 +1,4 @@
-"""Two processes that share the GPU train as one process does: planned steps, and DDP with SyncBatchNorm."""
+"""Two processes that share the GPU train like one process: planned steps, and DDP with SyncBatchNorm."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def test_two_processes_on_one_gpu_train_as_one(
     one, two = (logs.read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     assert len(one) == len(two) and [line["step"] for line in one] == [line["step"] for line in two]
     for mine, theirs in zip(one, two, strict=True):
-        # Later steps amplify the rounding of the first: another order of summation, and other kernels.
+        # Later steps amplify the rounding of the first: another summation order, and other kernels.
         losses = [[line["loss"] for line in log] for log in (one, two)]
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=2e-3), losses

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Nsight Compute hangs there are no counters, and the tests of others go on."""
+    """If Nsight Compute hangs, counters are skipped, and the other tests continue."""
     monkeypatch.setattr(ncu, "SECONDS", 60.0)
 
 
@@ -34,7 +34,7 @@ def test_a_network_is_timed_step_by_step_and_traced(cuda: torch.device, tmp_path
     assert {part["part"]["name"] for part in parts if part["part"]["kernels"]} <= names
 
 
-def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path: pathlib.Path) -> None:
+def test_counters_agree_with_the_bytes_of_a_copy(cuda: torch.device, tmp_path: pathlib.Path) -> None:
     if ncu.find() is None:
         pytest.skip("needs ncu")
     out = tmp_path / "profile.json"
@@ -50,7 +50,7 @@ def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path:
     assert part["words"] and kernel["stalls"]
 
 
-def test_the_twin_counts_what_the_card_counts(cuda: torch.device, tmp_path: pathlib.Path) -> None:
+def test_the_twin_and_the_card_count_the_same(cuda: torch.device, tmp_path: pathlib.Path) -> None:
     if ncu.find() is None or subprocesses.find_program("g++") is None:
         pytest.skip("needs ncu, and g++ for the twin")
     rung = ("conv2d", "--problem", "16to16_14_k3s1_b2", "--rung", "padded_tile", "--dtype", "fp32")

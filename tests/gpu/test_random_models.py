@@ -1,4 +1,4 @@
-"""Random networks on the GPU, others every day, and views of what PyTorch computes between kernels."""
+"""Random networks on the GPU, others every day, and views of PyTorch's results between kernels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.random_models.runs import DTYPES, Run, failures, of_the_day, today
 pytestmark = pytest.mark.gpu
 
 SHARES = 8
-"""Tests that the networks are spread over, for as many processes."""
+"""Number of tests that share the networks, for as many processes."""
 NETWORKS, TRAINED = 8, 3
 """In each share: about five seconds of compiling and running."""
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_networks_of_the_day_compute_what_pytorch_does(share: int) -> None:
+def test_networks_of_the_day_match_pytorch(share: int) -> None:
     found = failures(of_the_day("network", NETWORKS, first=share * NETWORKS, device="cuda", wide=True))
     assert not found, "\n\n".join(found)
 
@@ -50,9 +50,9 @@ def test_views_between_pytorch_and_kernels(share: int) -> None:
 
 @pytest.mark.parametrize("share", range(SHARES // 2))
 def test_views_where_every_tensor_has_an_allocation_of_its_own(share: int) -> None:
-    """A read past an end, or of what was freed, faults instead of finding a neighbor's numbers.
+    """A read past an end, or of freed memory, faults instead of finding a neighbor's numbers.
 
-    PyTorch records no CUDA graph without its allocator, so that the steps are launched one by one.
+    Without its allocator PyTorch cannot record CUDA graphs, so steps are launched one by one.
     """
     numbers = [run.seed for run in _views(share)]
     command = [sys.executable, "-m", "tests.random_models", "views", "--device", "cuda", "--no-graph", "--seeds",

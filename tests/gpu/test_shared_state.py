@@ -1,4 +1,4 @@
-"""Rungs that keep weights in memory of the program: threads, streams and graphs, each with weights of their own."""
+"""Rungs that keep weights in constant memory: threads, streams and graphs, each with its own weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_threads(options: dict[str, Any], cuda: torch.device) -> None:
 
 
 def test_one_thread_with_many_streams(cuda: torch.device) -> None:
-    """The launch of one stream is still reading when the next one's copy is enqueued."""
+    """One stream's launch is still reading when the next one's copy is enqueued."""
     x, own = images(cuda), weights(cuda, 24)
     streams = [torch.cuda.Stream() for _ in range(4)]
     torch.cuda.synchronize()
@@ -88,7 +88,7 @@ def test_every_kind_on_two_streams(cuda: torch.device) -> None:
 
 
 def test_graphs_between_plain_calls(cuda: torch.device) -> None:
-    """Two graphs and plain calls, each with other weights, replayed on streams of their own."""
+    """Two graphs and plain calls, each with other weights, replayed on separate streams."""
     x, own = images(cuda, 32), weights(cuda, 3)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

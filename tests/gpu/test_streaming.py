@@ -1,4 +1,4 @@
-"""Streaming on the GPU: the results of plain calls, whatever the memory, the sizes and the company."""
+"""Streaming on the GPU: the results match plain calls for all memory kinds, sizes and concurrent work."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_results_are_those_of_calls(engine: Engine, depth: int, pinned: bool, ch
 
 
 def test_sizes_types_and_layouts_may_vary(engine: Engine) -> None:
-    """New plans are made, and captured, while older batches are under way and being waited for."""
+    """New plans are made and captured while older batches are in flight."""
     batches = [batch(number, size) for number, size in enumerate((8, 8, 3, 16, 8, 1))]
     batches += [batch(7).float(), batch(8, 5, channels_last=True), batch(9, 16)[::2]]
     check(engine, list(engine.stream(batches)), batches)
 
 
-def test_what_is_made_of_results_is_made_on_the_gpu(engine: Engine) -> None:
+def test_work_on_results_runs_on_the_gpu(engine: Engine) -> None:
     batches = [batch(number, 8) for number in range(12)]
     places: set[str] = set()
 
@@ -142,8 +142,8 @@ def test_stopping_early_leaves_no_thread_and_no_device_memory(engine: Engine) ->
 
 
 def test_device_memory_does_not_depend_on_the_number_of_batches(engine: Engine) -> None:
-    """At its highest. How many slots are full at once depends on who is faster, so that much may differ; an input or a
-    result that was kept for each batch would be more. Of an allocation, what was asked for counts.
+    """Peak memory. How many slots are full at once depends on timing, so that much may differ; keeping an input or a
+    result per batch would exceed it. Requested bytes count, not allocated ones.
     """
     depth, slots = 2, 4
 
@@ -164,7 +164,7 @@ def test_device_memory_does_not_depend_on_the_number_of_batches(engine: Engine) 
 
 
 def test_results_are_the_callers_own(engine: Engine) -> None:
-    """All of them are kept: what comes later is written elsewhere."""
+    """All results are kept: later ones are written elsewhere."""
     batches = [batch(number) for number in range(12)]
     results = list(engine.stream(batches))
     places = {tensor.data_ptr() for result in results for tensor in result}
@@ -173,7 +173,7 @@ def test_results_are_the_callers_own(engine: Engine) -> None:
 
 
 def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
-    """Each stream of the iteration has a long way to go when the next is given its work."""
+    """Each stream of the iteration has much pending work when it gets the next."""
     batches = [batch(number) for number in range(12)]
 
     class Busy:
@@ -193,7 +193,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
     check(engine, list(stream(Busy(engine), batches)), batches)
 
 
-def test_a_producer_that_blocks_keeps_nobody(engine: Engine) -> None:
+def test_a_producer_that_blocks_blocks_nothing_else(engine: Engine) -> None:
     list(engine.stream([batch(0)]))
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

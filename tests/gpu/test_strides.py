@@ -21,7 +21,7 @@ DRAWN = 60
 
 @pytest.fixture(autouse=True)
 def in_fp32() -> Iterator[None]:
-    """Eager PyTorch multiplies as the engine does."""
+    """Eager PyTorch uses the same multiplication precision as the engine."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -72,7 +72,7 @@ def test_training_behind_torch_compile(cuda: torch.device, seed: int) -> None:
 
 
 def test_torch_compile_itself(cuda: torch.device, seed: int) -> None:
-    """Dynamo compiles anew for other strides: each case has a compiled model of its own."""
+    """Dynamo recompiles for other strides, so each case has its own compiled model."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).to(cuda)
     every = list(strides.cases(strides.SHAPE, seed, device=cuda))

@@ -1,4 +1,4 @@
-"""That the tests which need a GPU leave no rung out without a reason; this needs none."""
+"""Every rung is covered by the tests that need a GPU, or has a reason; this test needs none."""
 
 from __future__ import annotations
 

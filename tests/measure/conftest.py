@@ -1,4 +1,4 @@
-"""The card that is made up, for every test here."""
+"""Use a fake card in every test of this folder."""
 
 from __future__ import annotations
 

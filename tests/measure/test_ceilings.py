@@ -1,4 +1,4 @@
-"""Ceilings against hand-computed figures, and what their subjects really do."""
+"""Ceilings against hand-computed figures, and the real work of their subjects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = ((16, 16, 16), (32, 16, 8), (32, 16, 24))
 
 @pytest.fixture
 def subjects(monkeypatch: pytest.MonkeyPatch) -> dict[str, Subject]:
-    """Those that were timed: a copy in 8 us, the others in 4 us, but for the long products, in 5."""
+    """The timed subjects: a copy in 8 us, the others in 4 us, except for the long products, in 5."""
     timed: dict[str, Subject] = {}
 
     def fake(given: list[Subject], device: torch.device, **settings: Any) -> dict[str, Timing]:
@@ -44,13 +44,13 @@ def test_rates_are_those_of_bytes_read_and_written_and_of_operations(subjects: d
     copied = MEMORY // 8
     assert found.copy_gbps == pytest.approx((copied + copied) / 8e-6 / 1e9)
     assert found.read_gbps == pytest.approx(copied / 4e-6 / 1e9)
-    best = 2 * 32 * 16 * 24 / 5e-6 / 1e12  # 16^3 in 4 us is less, and so is the smaller one
+    best = 2 * 32 * 16 * 24 / 5e-6 / 1e12  # 16^3 in 4 us is a lower rate, and so is the smaller one
     assert found.tflops == pytest.approx(dict.fromkeys(("fp32", "tf32", "fp16", "bf16"), best))
     assert (found.gpu, found.multiprocessors, found.l2_bytes) == ("card", 132, 60 << 20)
     assert (found.shared_bytes, found.memory_bytes) == (227 << 10, MEMORY)
 
 
-def test_the_copy_reads_and_writes_what_is_counted(
+def test_the_copy_moves_the_counted_bytes(
     subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ceilings.measure(CPU)
@@ -85,7 +85,9 @@ def test_products_are_of_the_size_that_is_counted_and_in_their_dtype(
         assert seen[-1] == (STORAGE[dtype], (rows, depth), (depth, columns), dtype == "tf32")
 
 
-def test_the_sum_reads_what_is_counted(subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_reads_the_counted_bytes(
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ceilings.measure(CPU)
     read: list[int] = []
     real = torch.sum

@@ -1,4 +1,4 @@
-"""Records go to disk and come back; what is not a record is refused by line."""
+"""Records are written and read back; invalid records are refused by line."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_corrupt_line_is_named(tmp_path: pathlib.Path, line: str, complaint: s
     assert [entry.name for entry in tmp_path.iterdir()] == ["conv2d.jsonl"]
 
 
-def test_what_a_later_version_wrote_is_read_and_kept(tmp_path: pathlib.Path) -> None:
+def test_records_of_a_later_version_are_read_and_kept(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "conv2d.jsonl"
     later = json.dumps({"watts": {"mean": 300}, **json.loads(store.to_line(RECORD)), "runs": [1, 2]})
     path.write_text(later + "\n")
@@ -179,7 +179,7 @@ def test_an_infinite_or_undefined_error_is_stored_as_none(tmp_path: pathlib.Path
     assert loaded.error is None and loaded.tolerance is None
 
 
-def test_provenance_says_where_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_names_place_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
     given = "escalade train autoencoder -o runs/one --results=there --epochs 2 --json all.jsonl"
     monkeypatch.setattr("sys.argv", given.split())
     stamped = RECORD.stamped(store.provenance(torch.device("cpu")))

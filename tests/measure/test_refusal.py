@@ -1,4 +1,4 @@
-"""What counts as a refusal of a peer or a rung, and what stops the whole run."""
+"""Which errors are a refusal of a peer or a rung, and which stop the whole run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def wrapped() -> None:
-    """As a compiler reports what came while it waited for its workers."""
+    """An interrupt as reported by a compiler that waited for its workers."""
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
@@ -26,7 +26,7 @@ def wrapped() -> None:
 
 
 def hidden() -> None:
-    """The same, by an error that came while it was being dealt with."""
+    """The same, as an error raised while the interrupt was handled."""
     try:
         wrapped()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The judge is judged: rungs that cheat or fail in the ways that are known, and rungs that are right."""
+"""Tests of verification: rungs with known kinds of cheating or failure, and correct rungs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_rung_that_is_not_right_fails_with_a_reason(fault: str, sentence: str)
 
 
 def test_one_wrong_element_among_very_many_is_seen() -> None:
-    """Small beside the norm of the whole, and wrong all the same."""
+    """Small relative to the norm of the whole, and wrong all the same."""
     problem = ScaleProblem(1_000_000)
     case = VerificationCase(Scale(rung("suspect")), problem, CPU, 1)
     suspect = rung("suspect", "wrong_element", slip=1e-4)
@@ -63,7 +63,7 @@ def test_one_wrong_element_among_very_many_is_seen() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
-    """Softmax has elements fifty times as large as a typical one, and so are the errors of rounding them."""
+    """Softmax has elements fifty times as large as a typical one, and so are their rounding errors."""
     case = VerificationCase(Softmax(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
     output = case.expected.to(STORAGE[dtype])
     best = relative_error(output, case.expected)
@@ -84,7 +84,7 @@ def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
 
 
 def rows_like(count: int, length: int = 64) -> torch.Tensor:
-    """Rows that resemble each other, as the logits of a network do."""
+    """Rows that resemble each other, like a network's logits."""
     generator = torch.Generator().manual_seed(5)
     common = torch.randn(length, generator=generator, dtype=torch.float64)
     return common + 0.05 * torch.randn(count, length, generator=generator, dtype=torch.float64)
@@ -111,7 +111,7 @@ def _one_element(y: torch.Tensor) -> None:
 def test_one_row_that_is_wrong_among_thousands_is_seen(
     harm: Callable[[torch.Tensor], None], shape: tuple[int, ...]
 ) -> None:
-    """Too little to be seen in the norm of the whole."""
+    """Too small to show in the norm of the whole."""
     expected, tolerance = rows_like(65536), 4.5e-3
     output = expected.half()
     assert compare(output.view(shape), expected.view(shape), tolerance)[0] == ""
@@ -122,7 +122,7 @@ def test_one_row_that_is_wrong_among_thousands_is_seen(
 
 
 def test_a_row_may_be_as_large_as_it_is() -> None:
-    """Rounding is in proportion, so that of a row a thousand times as large is no reason to refuse it."""
+    """Rounding is proportional, so a row a thousand times as large is no reason to refuse it."""
     expected = rows_like(4096)
     expected[3] *= 1000
     expected[4] /= 1000
@@ -168,7 +168,7 @@ def test_a_sloppy_peer_allows_a_rung_no_more(
         assert one.tolerance(problem, sloppy) <= max(2 * most, 2.0**-20)
 
 
-def test_what_a_rung_does_not_take_is_skipped_with_its_sentence() -> None:
+def test_an_unsupporting_rung_is_skipped_with_its_reason() -> None:
     (outcome,) = verify(Scale(rung("right")), CPU, layouts=["nhwc"])
     assert outcome.refusal == "right takes nchw, not nhwc"
     assert not outcome.passed and not outcome.failed
@@ -187,7 +187,7 @@ def test_one_rung_that_harms_its_input_does_not_harm_the_next() -> None:
     assert outcomes["vandal"].failed and outcomes["right"].passed
 
 
-def test_a_rung_whose_support_cannot_be_asked_is_a_failure_not_a_crash() -> None:
+def test_a_failing_support_check_is_a_failure_not_a_crash() -> None:
     class Broken(type(rung("x"))):  # type: ignore[misc]
         def supports(self, problem: ScaleProblem) -> str | None:
             raise KeyError("tile")
@@ -222,8 +222,8 @@ def test_jobs_ask_every_rung_in_every_layout() -> None:
     assert sum(bool(job.refusal) for job in planned) == 2
 
 
-def test_few_outputs_are_allowed_what_chance_may_make_of_them() -> None:
-    """Three sums that cancel may all be small beside their roundings; of many, and in large, that is a fault."""
+def test_few_outputs_are_allowed_their_random_deviation() -> None:
+    """Three cancelling sums may all be small relative to their rounding; many, or large ones, are an error."""
 
     def failure(outputs: int, error: float) -> str:
         expected = torch.ones(outputs, dtype=torch.float64)

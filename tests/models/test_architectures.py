@@ -1,6 +1,6 @@
-"""Networks against their published formulas, written out with functions of PyTorch over the names of their weights.
+"""Networks against their published formulas, written with PyTorch functions over the names of their weights.
 
-Counts of parameters do not tell where a stride, a ReLU or the way around a block is.
+Parameter counts do not show the position of a stride, a ReLU or a shortcut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def _conv(x: torch.Tensor, state: State, name: str, stride: int = 1, groups: int = 1) -> torch.Tensor:
-    """With as much padding as keeps the size where the stride is 1."""
+    """With padding that keeps the size for a stride of 1."""
     weight = state[f"{name}.weight"]
     return F.conv2d(x, weight, state.get(f"{name}.bias"), stride, weight.shape[2] // 2, groups=groups)
 

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's layout, and networks of timm by name, where a model is expected."""
+"""Folders in Hugging Face's layout, and timm networks by name, in place of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.commands.support import run, said_by
 
 
 class Net(nn.Module):
-    """A network that takes options."""
+    """A network with options."""
 
     def __init__(self, num_classes: int = 7, width: int = 4) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_networks_of_timm_are_found_by_name(
     assert "has its own weights" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
 
 
-def test_what_is_wrong_with_a_folder_is_reported(
+def test_errors_in_a_folder_are_reported(
     tmp_path: pathlib.Path, timm: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"architecture": "net", "num_classes": 7}
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_a_folder_is_reported(
 
 
 def test_a_folder_of_transformers_is_compiled_with_its_weights(tmp_path: pathlib.Path) -> None:
-    _define_operators()  # transformers imports torchvision where there is one
+    _define_operators()  # transformers imports torchvision if installed
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = transformers.ResNetConfig(

@@ -1,4 +1,4 @@
-"""The networks: sizes, parameters, and published weights where they are at hand."""
+"""The networks: sizes, parameters, and published weights if available."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_small_networks_run_and_have_torchvisions_names(model: torch.nn.Module, 
 def test_named_networks_are_the_same_every_time(name: str) -> None:
     state = torch.get_rng_state()
     (one, x), (two, y) = models.model(name), models.model(name)
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are used up
+    assert torch.equal(torch.get_rng_state(), state)  # global random state is unchanged
     assert torch.equal(x, y) and x.shape[0] == 1 and not one.training
     for first, second in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(first, second)
@@ -113,7 +113,7 @@ def test_named_networks_are_the_same_every_time(name: str) -> None:
         ((torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4)), (9,)),
     ],
 )
-def test_batch_norms_have_the_statistics_of_what_comes_in(layers: Any, sizes: tuple[int, ...]) -> None:
+def test_batch_norms_use_the_statistics_of_their_input(layers: Any, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(2)
     model, x = torch.nn.Sequential(*layers), torch.randn(8, 3, *sizes)
     models.settle(model, x)
@@ -256,14 +256,14 @@ def test_the_spectral_autoencoder_keeps_shapes_and_trains(bands: int, frames: in
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < before
-    # The basis counts by its directions alone.
+    # The basis counts by its directions only.
     with torch.no_grad():
         y = model(x)
         model.basis.mul_(3.0)
         torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)
 
 
-def test_the_spectral_autoencoder_says_what_it_takes() -> None:
+def test_the_spectral_autoencoder_refuses_unsupported_arguments() -> None:
     with pytest.raises(UnsupportedError, match=r"takes \[batch, 320\]"):
         models.SpectralAutoencoder()(torch.randn(4, 300))
     with pytest.raises(UnsupportedError, match="at least 1"):
@@ -297,7 +297,7 @@ def test_a_resnet_of_another_width_is_known_by_its_weights(tmp_path: pathlib.Pat
     x = torch.randn(1, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(models.read_resnet(tmp_path / "best.pt")(x), model(x))
-    for stem in (torch.zeros(3), torch.zeros(200_000, 3, 3, 3)):  # the second would be of terabytes
+    for stem in (torch.zeros(3), torch.zeros(200_000, 3, 3, 3)):  # the second would take terabytes
         torch.save(model.state_dict() | {"conv1.weight": stem}, tmp_path / "best.pt")
         with pytest.raises(UnsupportedError, match=r"best\.pt (does not contain a ResNet|does not fit)"):
             models.read_resnet(tmp_path / "best.pt")

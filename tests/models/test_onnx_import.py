@@ -114,7 +114,7 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
     yield from both("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     yield from both(
         "MaxPool", kernel_shape=[2, 2], pads=[0, 1, 1, 0]
-    )  # ONNX's evaluator swaps the two in the middle
+    )  # ONNX's evaluator swaps the middle two
     yield from both("MaxPool", kernel_shape=[2, 2], dilations=[2, 2])
     for counted in (0, 1):
         yield from both("AveragePool", kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=counted)
@@ -214,7 +214,7 @@ def _write(path: pathlib.Path, case: tuple[str, int, list[Any], list[Any], dict[
     return found
 
 
-def test_every_operator_computes_what_onnx_defines(tmp_path: pathlib.Path) -> None:
+def test_every_operator_matches_onnx(tmp_path: pathlib.Path) -> None:
     from onnx.reference import ReferenceEvaluator
 
     path, failures, seen = tmp_path / "case.onnx", [], set()
@@ -235,7 +235,7 @@ def test_every_operator_computes_what_onnx_defines(tmp_path: pathlib.Path) -> No
                 failures.append((op, opset, attributes, [np.shape(each) for each in constants]))
         seen.add(op)
     assert not failures
-    # The others are tested with whole networks, as they give values on the host, and LRN below.
+    # The others are tested with whole networks, since they return values on the host, and LRN below.
     assert OPERATORS.keys() - seen == {
         "CastLike",
         "ConstantOfShape",
@@ -258,7 +258,7 @@ def test_local_response_norm_sums_over_neighboring_channels(tmp_path: pathlib.Pa
 
 
 class Small(nn.Module):
-    """Shapes that are computed from the input's, shared weights, several results, and layers without statistics."""
+    """Shapes computed from the input's, shared weights, several results, and layers without statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Small(nn.Module):
         y = self.shared(torch.nn.functional.silu(self.grouped(self.shared(y))))
         half = nn.functional.interpolate(y, scale_factor=0.5, mode="bilinear")
         back = nn.functional.interpolate(half, size=y.shape[2:], mode="nearest")
-        rows = (y + back).flatten(2).transpose(1, 2)  # batch and pixels stay open
+        rows = (y + back).flatten(2).transpose(1, 2)  # batch and pixels stay symbolic
         attended = torch.softmax(rows @ rows.transpose(1, 2), -1) @ rows
         image = attended.transpose(1, 2).reshape(x.shape[0], -1, x.shape[2], x.shape[3])
         return self.head(self.drop(image.mean((2, 3)))), torch.cat([image, x], 1)
@@ -289,7 +289,7 @@ def test_a_network_with_open_sizes_is_captured_for_every_size(tmp_path: pathlib.
     torch.manual_seed(0)
     network, path, x = Small().eval(), tmp_path / "small.onnx", torch.randn(2, 3, 16, 12)
     network(torch.randn(4, 3, 16, 16))
-    if opset > 20:  # PyTorch's older exporter ends there
+    if opset > 20:  # PyTorch's older exporter stops there
         pytest.importorskip("onnxscript")
         sizes = {
             0: torch.export.Dim("batch"),
@@ -314,7 +314,7 @@ def test_a_network_with_open_sizes_is_captured_for_every_size(tmp_path: pathlib.
 
 
 class Fixed(nn.Module):
-    """Reshapes and resizes by sizes that an exporter writes down."""
+    """Reshapes and resizes by sizes that an exporter stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(
 
     refused("no file")
     path.write_bytes(b"not a graph")
-    refused("it.onnx is no ONNX file, or is damaged")
+    refused("it.onnx is not an ONNX file, or is damaged")
     refused("operators that are not supported: LSTM", ("LSTM", _NEWEST, [_X], [], {}, 1))
     refused("opset 12; supported are opsets 13 to 23", ("Relu", 12, [_X], [], {}, 1))
     refused(r"'y0' \(Resize\): coordinate_transformation_mode='asymmetric'.*1\.5", (

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: plant bugs one at a time and see whether the tests notice."""
+"""`python -m tests.mutants`: plant bugs one at a time and check that the tests notice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL: tuple[Mutant, ...] = tuple(
     for mutant in area.MUTANTS
 )
 MOST_SURVIVORS = 1 / 20
-"""Share of mutants that may go unnoticed."""
+"""Share of mutants that may survive."""
 
 
 def selected(patterns: Sequence[str], part: str) -> list[Mutant]:
@@ -45,7 +45,7 @@ def run(
     baseline: bool = True,
     imported: Sequence[str] = IMPORTED,
 ) -> int:
-    """Plant every mutant, print what became of it, and return the exit status."""
+    """Plant every mutant, print its outcome, and return the exit status."""
     counts = dict.fromkeys(Outcome, 0)
     with scratch(root, cache, imported) as copy:
         if baseline and not copy.passes_unchanged(mutants):

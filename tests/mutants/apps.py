@@ -290,6 +290,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "escalade_apps/ray/attempts.py",
         "yield from self._split((start, min(start + step, last)))",
         "yield from self._split((start, start + step))",
-        ("tests/ray/test_results.py::test_what_ended_a_process_is_done_in_smaller_pieces",),
+        ("tests/ray/test_results.py::test_a_batch_that_ended_a_process_is_retried_in_smaller_parts",),
     ),
 )

@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "damage-is-not-removed",
         "if os.path.samestat(os.lstat(path), damage.status):",
         "if False:",
-        ("tests/device/cache/test_damage.py::test_what_is_damaged_is_not_there",),
+        ("tests/device/cache/test_damage.py::test_damaged_entries_are_misses",),
     ),
     _of(
         "escalade/device/torch_private.py",
@@ -387,7 +387,7 @@ MUTANTS: tuple[Mutant, ...] = (
         " - self.recipe.filled\n",
         "\n",
         (
-            "tests/device/twin/test_memory.py::test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrote",
+            "tests/device/twin/test_memory.py::test_a_recipe_without_its_first_step_reads_an_unwritten_workspace",
         ),
     ),
     _of(
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "abandoned-in-the-future",
         "if abs(now - status.st_mtime) < _ABANDONED_SECONDS",
         "if now - status.st_mtime < _ABANDONED_SECONDS",
-        ("tests/device/cache/test_processes.py::test_what_a_killed_process_left_is_removed_after_a_day",),
+        ("tests/device/cache/test_processes.py::test_leftovers_of_a_killed_process_are_removed_after_a_day",),
     ),
     _of(
         "escalade/device/cache.py",
@@ -506,14 +506,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a-stream-takes-anothers-set",
         "            if last.stream == stream:\n",
         "            if True:\n",
-        ("tests/engine/test_streaming_order.py::test_streams_keep_their_buffers_though_others_lie_idle",),
+        ("tests/engine/test_streaming_order.py::test_streams_keep_their_buffers_while_others_are_idle",),
     ),
     _of(
         "escalade/engine/engine.py",
         "gradients-are-not-warned-of-again",
         "if hit is not None and not x.requires_grad and",
         "if hit is not None and",
-        ("tests/engine/test_modes.py::test_missing_gradients_are_said_once",),
+        ("tests/engine/test_modes.py::test_missing_gradients_are_reported_once",),
     ),
     _of(
         "escalade/engine/plan_cache.py",

@@ -11,7 +11,7 @@ class Mutant:
     """A bug to plant: one exact replacement in one file, and the tests that must fail with it."""
 
     name: str
-    """`area/what-is-wrong`; the area is the name of the module that lists it."""
+    """`area/description`; the area is the name of the module that lists it."""
     file: str
     """Path from the repository root."""
     old: str
@@ -20,10 +20,10 @@ class Mutant:
     tests: tuple[str, ...]
     """Arguments of pytest: paths or node ids from the repository root."""
     keyword: str = ""
-    """The cases of these tests that are run, as pytest's `-k` takes them; all of them by default."""
+    """The cases of these tests to run, as for pytest's `-k`; all of them by default."""
 
     def planted(self, root: pathlib.Path) -> str | None:
-        """Return the file's text with the bug in it, or None if the mutant is stale."""
+        """Return the file's text with the bug, or None if the mutant is stale."""
         path = root / self.file
         text = path.read_text() if path.is_file() else ""
         return text.replace(self.old, self.new) if text.count(self.old) == 1 else None

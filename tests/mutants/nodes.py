@@ -1,4 +1,4 @@
-"""Mutants of graph operators, of what they become, and of capturing."""
+"""Mutants of graph operators, of their lowering, and of capturing."""
 
 from __future__ import annotations
 

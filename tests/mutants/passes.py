@@ -1,4 +1,4 @@
-"""Mutants of the rewritings of graphs."""
+"""Mutants of the passes."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 
 from tests.mutants.mutant import Mutant
 
-# The day of the rotating cases is fixed: a verdict must not change from day to day.
+# The day of the rotating cases is fixed, so that an outcome does not change from day to day.
 _OPTIONS = "-x -q -n 0 --seed 1 --sample 2026-11-17 -p no:cacheprovider"
-_NO_TESTS_RAN = (4, 5)  # pytest: usage error (a test that does not exist), nothing collected
+_NO_TESTS_RAN = (4, 5)  # pytest: usage error (a missing test), nothing collected
 _SERVER = """
 import importlib, json, os, sys
 for module in sys.argv[1:]:
@@ -48,7 +48,7 @@ os.chdir(job["folder"])
 sys.path.insert(0, job["folder"])
 sys.exit(pytest.main(job["arguments"]))
 """
-"""Forks off a process for each run, with PyTorch imported, which takes longer than most tests."""
+"""Forks a process for each run, with PyTorch imported, which takes longer than most tests."""
 IMPORTED = ("torch", "torch.export", "torch._dynamo", "hypothesis")
 
 
@@ -85,14 +85,14 @@ class Scratch:
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.tree / name)
         if cache.is_dir():
-            # Entries that another process is making right now come and go.
+            # Temporary entries of concurrent processes come and go.
             unfinished = shutil.ignore_patterns("making-*")
             shutil.copytree(cache, self._cache, copy_function=_link_or_copy, ignore=unfinished)
         else:
             self._cache.mkdir(mode=0o700)
 
     def passes_unchanged(self, mutants: Sequence[Mutant]) -> bool:
-        """Run the mutants' tests without any of them. What they compile is in the cache of every later run."""
+        """Run the mutants' tests without any of them, which fills the cache for all later runs."""
         tests: dict[str, set[str]] = {}
         for mutant in mutants:
             tests.setdefault(mutant.keyword, set()).update(mutant.tests)
@@ -107,7 +107,7 @@ class Scratch:
             return Outcome.STALE
         path = self.tree / mutant.file
         before = path.read_text()
-        # A mutant of a cache key stores entries under wrong keys: none of them may reach the next mutant.
+        # A mutant of a cache key stores entries under wrong keys: none of them may be visible to the next mutant.
         shutil.copytree(self._cache, self._cache_of_one, copy_function=_link_or_copy)
         try:
             _write(path, text)
@@ -120,7 +120,7 @@ class Scratch:
         return Outcome.SURVIVED if code == 0 else Outcome.KILLED
 
     def _pytest(self, tests: Sequence[str], keyword: str, cache: pathlib.Path, quiet: bool) -> int | None:
-        """Run pytest and return its exit status; None if it ran out of time, which a mutant that hangs does."""
+        """Run pytest and return its exit status; None at the time limit, which a hanging mutant reaches."""
         chosen = ["-k", keyword, *tests] if keyword else tests
         job = {
             "folder": str(self.tree),
@@ -134,7 +134,7 @@ class Scratch:
         server.stdin.flush()
         group = int(server.stdout.readline())
         ended, _, _ = select.select([server.stdout], [], [], self._timeout)
-        with contextlib.suppress(ProcessLookupError):  # with it all that the tests have started
+        with contextlib.suppress(ProcessLookupError):  # including all child processes of the tests
             os.killpg(group, signal.SIGKILL)
         status = int(server.stdout.readline())
         return status if ended else None
@@ -144,12 +144,12 @@ class Scratch:
 def scratch(
     root: pathlib.Path, cache: pathlib.Path, imported: Sequence[str] = IMPORTED, timeout: float = 600.0
 ) -> Iterator[Scratch]:
-    """Copy tracked and new files of `root`, which stays as it is, and remove the copy at the end.
+    """Copy tracked and new files of `root`, which is unchanged, and remove the copy at the end.
 
-    Runs begin with the modules in `imported` imported.
+    Runs start with the modules in `imported` imported.
     """
     with tempfile.TemporaryDirectory(prefix="escalade-mutants-") as folder:
-        # In a folder without code, so that nothing but PyTorch and pytest is imported already.
+        # In a folder without code, so that only PyTorch and pytest are imported already.
         command = [sys.executable, "-c", _SERVER, *imported]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, text=True) as server:
@@ -160,15 +160,15 @@ def scratch(
 
 def _write(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
-    # Python takes a module's bytecode for current by time in seconds and size: both may be those of the last mutant.
+    # Python considers a module's bytecode current by time in seconds and size: the last mutant's may have the same.
     if path.suffix == ".py":
         pathlib.Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Cache entries are replaced, never written to, so a hard link is a copy."""
+    """Cache entries are replaced, never modified, so a hard link is a copy."""
     try:
         os.link(source, target)
     except OSError:  # another file system
-        with contextlib.suppress(FileNotFoundError):  # another process has tidied the cache
+        with contextlib.suppress(FileNotFoundError):  # another process evicted it
             shutil.copy2(source, target)

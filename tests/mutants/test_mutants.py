@@ -1,4 +1,4 @@
-"""The planting tool: what it says of bugs that are noticed, that are not, and that no longer apply."""
+"""The tool: its report of mutants that are noticed, that survive, and that are stale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISPLACED = replace(NOTICED, name="toy/misplaced", tests=("test_toy.py::test_abs
 
 @pytest.fixture
 def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # two thirds of what starting pytest takes
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # two thirds of pytest's startup time
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     root = tmp_path / "toy"
     root.mkdir()
@@ -49,7 +49,7 @@ def test_outcomes(toy: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Capt
     (toy / "test_toy.py").write_text("def test_add():\n    assert False\n")
     assert (
         run([NOTICED], toy, tmp_path / "cache", imported=()) == 1
-    )  # killed, had the test not been red already
+    )  # killed, if the test had not failed already
     assert "fail without any mutant" in capsys.readouterr().out
 
 

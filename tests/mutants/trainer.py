@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TRAINER, _RUNS = "escalade_apps/train/trainer.py", "tests/train/test_trainer.py"
-_KILLED = (f"{_RUNS}::test_a_run_goes_on_bit_for_bit_wherever_it_was_killed",)
+_KILLED = (f"{_RUNS}::test_a_run_resumes_bit_for_bit_wherever_it_was_killed",)
 _PLANNED = (f"{_RUNS}::test_planned_steps_go_on_bit_for_bit_too",)
 _EVALUATION = (f"{_RUNS}::test_an_evaluation_is_of_all_test_images_in_evaluation_mode",)
 _LOOP = (f"{_RUNS}::test_steps_are_those_of_a_plain_loop_at_the_given_rates",)
@@ -16,7 +16,7 @@ _BATCH_TESTS, _DATA_TESTS = ("tests/train/test_batches.py",), ("tests/train/test
 _PARALLEL, _TWO = "escalade_apps/train/parallel.py", ("tests/train/test_parallel.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
-    # Runs that go on
+    # Resumed runs
     Mutant(
         "trainer/moments-not-restored",
         _STEPS,
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _TRAINER,
         "if ends_epoch or (self.settings.every and self.step % self.settings.every == 0):",
         "if ends_epoch:",
-        (f"{_RUNS}::test_a_run_goes_on_bit_for_bit_wherever_it_was_killed",),
+        (f"{_RUNS}::test_a_run_resumes_bit_for_bit_wherever_it_was_killed",),
     ),
     Mutant(
         "trainer/batch-may-change",
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _TRAINER,
         "self.settings.rate(self.step, self.total)",
         "self.settings.rate(self.step + 1, self.total)",
-        (f"{_RUNS}::test_a_run_learns_and_leaves_what_it_was",),
+        (f"{_RUNS}::test_a_run_learns_and_writes_its_files",),
     ),
     Mutant(
         "trainer/ends-a-step-late",

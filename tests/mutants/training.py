@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "escalade/engine/training/parts.py",
         "self._parts.pop(key) if key in self._parts",
         "self._parts[key] if key in self._parts",
-        ("tests/engine/test_backend.py::test_the_plan_of_a_part_not_used_for_longest_goes_first",),
+        ("tests/engine/test_backend.py::test_the_least_recently_used_plan_of_a_part_is_evicted_first",),
     ),
     Mutant(
         "training/settings-of-modules-are-not-compared",

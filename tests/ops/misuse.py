@@ -1,4 +1,4 @@
-"""A right call of every public operator, and the same with one argument that is wrong."""
+"""A valid call of every public operator, and the same with one invalid argument."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ RIGHT: dict[str, Arguments] = {
 
 
 def _wrong(value: Any) -> Iterator[tuple[str, Any]]:
-    """What may be given in the place of a right value."""
+    """Invalid replacements of a valid value."""
     yield "None", None
     yield "object", object()
     yield "text", "nonsense"
@@ -111,7 +111,7 @@ def _wrong(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def calls(name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Wrong calls of an operator, each with what is wrong with it."""
+    """Invalid calls of an operator, each with its error."""
     function, right = getattr(ops, name), RIGHT[name]
     for argument, value in {**right, "rung": None}.items():
         for what, wrong in _wrong(value):

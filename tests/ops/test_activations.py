@@ -1,4 +1,4 @@
-"""Activations at the end of operations: how they are said, and that every rung applies them."""
+"""Fused activations: their names, and that every rung applies them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import Sample, check, label, supported
 
 CPU = torch.device("cpu")
 SHARE = 12
-"""One rung in so many is run, others every time; `--thorough` runs all."""
+"""One in this many rungs runs, others every time; `--thorough` runs all."""
 SILU, OTHER = "silu(x)", "t0 = x + 0.5; where(t0 > 0, t0, 0.25 * tanh(t0))"
 RESIDUAL = ("silu(x) + residual", "residual * sigmoid(x)")
 ACTIVATED = [
@@ -29,7 +29,7 @@ PLAIN = Conv2dProblem.square(8, 16, 9, 3, bias=True)
 
 
 def _cases(operation: Operation[Any], residual: bool = False) -> list[tuple[Rung[Any], Any]]:
-    """Every rung with the cheapest small problem that it can do with an activation, the dtypes by turns."""
+    """Every rung with the cheapest small problem with an activation that it supports, with alternating dtypes."""
     cases = []
     for turn, rung in enumerate(operation.ladder):
         text = (RESIDUAL if residual else (SILU, OTHER))[turn % 2]

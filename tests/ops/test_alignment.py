@@ -1,4 +1,4 @@
-"""Kernels load 16 bytes at a time: whatever tensors an operator is given, its kernels get memory that begins there."""
+"""Kernels use 16-byte loads: for any tensors of an operator, its kernels get aligned memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.ops.optimizer_step import no_progress, sgd
 
 
 def shifted(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A view into another tensor that begins at its second element."""
+    """A view into another tensor, from its second element on."""
     elements = torch.Size(sizes).numel()
     tensor = torch.ones(elements + 1, dtype=dtype)[1:].view(sizes)
     assert tensor.data_ptr() % 16
@@ -104,11 +104,11 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
 }  # fmt: skip
 
 ANYWHERE = {"optimizer_step": {"p-0", "g-0", "y", "scalars"}}
-"""Tensors whose address a kernel looks at itself, or that it reads by single elements."""
+"""Tensors whose address a kernel checks itself, or that it reads element by element."""
 
 
 class Recording:
-    """In the place of what runs kernels: it looks at what it is given, and runs nothing."""
+    """Replaces the executor of kernels: it checks its arguments, and runs nothing."""
 
     given: dict[str, int]
     supports_pointer_updates = False

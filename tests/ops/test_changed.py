@@ -1,4 +1,4 @@
-"""Rungs that a commit changes are tried at once, not on the day whose turn it is."""
+"""Rungs that a commit changes are tested at once, not on their scheduled day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rung of every operation: what it says of itself, and what it computes on the twin."""
+"""Every rung of every operation: its declared properties, and its results on the twin."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ CPU = torch.device("cpu")
 MOST_CONFIGS = 1
 """Configs per rung that run with checks, others every day; `--thorough` runs all."""
 MOST_THREADS = 2**18
-"""Of a run with checks, where a rung has a problem with no more: the twin runs them one after another."""
+"""Work limit of a run with checks, if a rung has so small a problem: the twin runs threads one after another."""
 each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The cases of a rung: a covering choice, of which the smallest is run with checks; with --thorough all of them.
+    """The cases of a rung: a covering choice, whose smallest runs with checks; with --thorough all of them.
 
-    Checks judge the result too: the only problem of a rung is not run without them again.
+    Checks also verify the result: the only problem of a rung is not run again without them.
     """
     checked = "smallest" in metafunc.fixturenames
     if not checked and "problem" not in metafunc.fixturenames:
@@ -84,7 +84,7 @@ def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
     return threads > MOST_THREADS, problem.flops * (1 + (problem.batch == 1))
 
 
-# --- what a rung computes
+# --- results of a rung
 
 
 @pytest.mark.share(6)
@@ -95,9 +95,9 @@ def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem
 def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
     operation: Operation[Any], rung: Rung[Any], smallest: Any, seed: int, sample: Sample
 ) -> None:
-    """With checks: races, overruns and reads of what nothing wrote; threads shuffled, copies as late as allowed.
+    """With checks: races, overruns and reads of unwritten memory; shuffled threads, copies as late as allowed.
 
-    A launch that is told of ready weights reads them, and nothing else, before it has waited for the one in front.
+    A launch with ready weights may read those, and nothing else, before it has waited for the preceding one.
     """
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     for config in sample(rung.configs(smallest), MOST_CONFIGS):
@@ -124,7 +124,7 @@ UNEVEN = {
     "avg_pool2d": ("8_9x7_k3x2s2x1p1x0_b1",),
     "avg_pool2d_backward": ("8_9x7_k3x2s2x1p1x0_b1",),
 }  # fmt: skip
-"""Problems whose rows and columns have nothing in common; a rung is tried on the first that it supports."""
+"""Problems whose rows and columns differ in every size; a rung is tested on the first that it supports."""
 
 
 @pytest.mark.share(4)
@@ -181,7 +181,7 @@ def test_warps_and_blocks_merge_what_they_have(operation: str, rung: str, name: 
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_persistent_block_takes_tile_after_tile(operation: str, name: str, dtype: str, seed: int) -> None:
-    """On a card where a single CTA runs at once, with the next tile on its way through shared memory and without."""
+    """On a card where a single CTA runs at once, with and without prefetching the next tile to shared memory."""
     asked = OPERATIONS[operation]
     problem = asked.problem.parse(name, dtype)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
@@ -219,7 +219,7 @@ def test_all_persistent_blocks_run_at_once(dtype: str) -> None:
         assert not used.spill_bytes and prod(call.grid) <= per_sm * H200.multiprocessors, (name, used)
 
 
-# --- what a rung says
+# --- declared properties
 
 
 @each_operation
@@ -237,7 +237,7 @@ def test_a_rung_has_a_problem_and_a_summary(operation: Operation[Any]) -> None:
 
 @each_operation
 def test_a_rung_has_a_problem_of_medium_size(operation: Operation[Any]) -> None:
-    """What it is tried on where there is a GPU."""
+    """The problems for tests on a GPU."""
     medium = medium_problems(operation)
     assert all(problem.batch <= MEDIUM_BATCH for problem in medium)
     for rung in operation.ladder:
@@ -279,7 +279,7 @@ def test_configs_are_values_and_recipes_are_pure(operation: Operation[Any], rung
 
 
 def _check_launches(recipe: Recipe) -> None:
-    """Within what every card takes."""
+    """Within the limits of every card."""
     names = {workspace.name for workspace in recipe.workspaces}
     assert len(names) == len(recipe.workspaces)
     calls = [step for step in recipe.steps if isinstance(step, KernelCall)]
@@ -326,9 +326,9 @@ def test_references_have_the_shape_of_the_output(operation: Operation[Any]) -> N
 
 
 def test_every_buffer_is_given_kept_or_judged() -> None:
-    """Nothing that a kernel writes goes unseen: an output that no case has room for is a name that nobody knows.
+    """No kernel output goes unchecked: an output that no case provides is an unknown name.
 
-    Kernels that several operations share may take an input that only one of them has; layers are numbered.
+    Kernels that several operations share may have an input that only one of them uses; layers are numbered.
     """
     known, found = {"y", ""}, set()
     for operation in OPERATIONS.values():
@@ -345,7 +345,7 @@ def test_every_buffer_is_given_kept_or_judged() -> None:
 
 
 def _buffers(part: Any) -> set[str]:
-    """The names of all buffers anywhere in a recipe."""
+    """Return the names of all buffers anywhere in a recipe."""
     if isinstance(part, Buffer):
         return {part.name}
     if dataclasses.is_dataclass(part):

@@ -1,4 +1,4 @@
-"""Every public operator with one argument that is wrong: what is said is a sentence of Escalade's, not a traceback."""
+"""Every public operator with one invalid argument: the error is a sentence of Escalade's, not a traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ops.misuse import RIGHT, calls
 
 
 class Reached(EscaladeError):
-    """A call was found right, and would be compiled now."""
+    """A call passed validation, and would be compiled now."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_public_operator_has_a_right_call() -> None:
-    """What is wrong with a call is what was made wrong, and not something else."""
+    """The reported error is the planted one, and nothing else."""
     functions = {name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))} - {"operation"}
     assert functions == RIGHT.keys()
     for name, right in RIGHT.items():

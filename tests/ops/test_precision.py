@@ -1,4 +1,4 @@
-"""PyTorch's switches: as asked for inside, and afterwards as they were, by whichever of its two ways they were set."""
+"""PyTorch's precision switches: as requested inside, and restored afterwards, by either of its two APIs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ for made in sys.argv[1:]:
 
 
 def test_inside_as_asked_and_afterwards_as_before() -> None:
-    """In other processes: what was set by the second way cannot be unset by the first."""
+    """In other processes: the first API cannot undo settings of the second."""
     states = STATES + (LATER_STATES if hasattr(torch.backends.cudnn, "conv") else ())
     ran = fresh.python("-c", SCRIPT, *states)
     assert ran.returncode == 0, ran.stderr

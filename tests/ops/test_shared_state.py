@@ -1,4 +1,4 @@
-"""Memory that a loaded program has for all its callers: who writes it says so, is never chosen unasked, takes turns."""
+"""Memory of a loaded program shared by all callers: writers declare it, are never chosen by default, and lock it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _CONSTANT = re.compile(r"\b__constant__\s+[\w:<>\s]*?(\w+)\s*\[\s*(\w+)\s*\]\s*;
 
 @cache
 def recipes() -> list[tuple[Operation[Any], Rung[Any], Any, Config, Recipe]]:
-    """Every rung for its small problems, each in the first dtype and layout that it takes. All configs where the source
-    has constant memory, elsewhere the first and the last, of one problem in four if the rung's first has none either.
+    """Every rung for its small problems, each in the first dtype and layout that it supports. All configs if the source
+    has constant memory, else the first and the last, for one problem in four if the rung's first has none either.
     """
     found = []
     for operation, rung in all_rungs():
@@ -58,7 +58,7 @@ def _has_arrays(rung: Rung[Any], problem: Any) -> bool:
 
 @cache
 def sharing() -> dict[str, tuple[Operation[Any], Rung[Any], Any, Config]]:
-    """One of each kind of those that fill memory of a program, by name."""
+    """Each kind of recipe that fills memory of a program, by name."""
     found: dict[str, tuple[Operation[Any], Rung[Any], Any, Config]] = {}
     for operation, rung, problem, config, recipe in recipes():
         if recipe.shared_state:
@@ -72,7 +72,7 @@ def declarations(source: str) -> str:
 
 
 def test_kernels_have_no_variables_of_their_own_that_they_write() -> None:
-    """Only `__constant__` arrays, which nothing but a `ConstantCopy` fills; counters and scratch are workspaces."""
+    """Only `__constant__` arrays, which only a `ConstantCopy` fills; counters and scratch are workspaces."""
     sources = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]
     assert len(sources) > 100
     for path in sources:
@@ -84,7 +84,7 @@ def test_kernels_have_no_variables_of_their_own_that_they_write() -> None:
 
 
 def arrays(program: Program) -> set[str]:
-    """The `__constant__` arrays that a program uses: those with more than the one element of an array left out."""
+    """The `__constant__` arrays that a program uses, without placeholders of one element."""
     constants = dict(program.constants)
     found = set()
     for name, size in declared_arrays(program.source):
@@ -118,14 +118,14 @@ def test_who_uses_constant_memory_says_so() -> None:
 
 
 def test_constants_are_filled_at_every_call() -> None:
-    """Another caller may have filled them since: it is nothing that a network does once."""
+    """Another caller may have overwritten it since: a network cannot do it just once."""
     for operation, rung, problem, config in sharing().values():
         recipe = rung.recipe(problem, config)
         assert recipe.after_packing.shared_state == recipe.shared_state, f"{operation.name}/{rung.name}"
         assert not recipe.packing.shared_state
 
 
-# --- never chosen unasked
+# --- never chosen by default
 
 FEW = (
     "1to4_224_k3s1_b64",
@@ -160,7 +160,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
 
 
 def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of the user's may hold what was measured before."""
+    """A user's table may hold old measurements."""
     for operation, rung, problem, config in sharing().values():
         offered = search.candidates(operation, problem, typical_card(None))
         for candidate in offered:
@@ -182,12 +182,12 @@ def test_a_rung_by_name_shares_memory_only_if_it_has_nothing_else() -> None:
         assert bool(rung.recipe(problem, choice.config).shared_state) == alone
 
 
-# --- taking turns
+# --- locking
 
 
 @pytest.fixture
 def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every launch waits a little for the other threads to get as far: to have filled the memory that they share."""
+    """Every launch waits a little, so that the other threads also fill the shared memory."""
     launch = twin.TwinKernel.launch
     others = threading.Barrier(3)
 

@@ -1,4 +1,4 @@
-"""Kernel sources: each is launched, named as its entry, and declares and names nothing in vain."""
+"""Kernel sources: each is launched, named like its entry, and has no unused declarations or names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade.device.sources import BLOCK, KERNELS, declared_names, included
 from tests.support import all_rungs, supported
 
 BESIDE_LADDERS = {"classify/resize.cu": "escalade_apps/classify/resizing.py"}
-"""Sources that no rung launches, and the modules that do."""
+"""Sources that no rung launches, and the modules that launch them."""
 FILES = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu*"))
 FOLDERS = sorted({file.partition("/")[0] for file in FILES})
 

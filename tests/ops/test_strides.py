@@ -1,4 +1,4 @@
-"""Every public operator with strided tensors: its kernels are given the same bytes as with packed ones."""
+"""Every public operator with strided tensors: its kernels get the same bytes as with packed ones."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ IN_ANY_ORDER = {
     "add", "mse_loss", "optimizer_step", "pointwise", "pointwise_loss", "pointwise_loss_with_gradient", "quantise",
     "relu", "relu_",
 }  # fmt: skip
-"""Operators on single elements, which kernels read in the order of memory: compared by their results."""
+"""Pointwise operators, which kernels compute in memory order: compared by their results."""
 WRITES = ("relu_", "optimizer_step")
-"""Operators that write to their arguments, and may refuse those with gaps or overlapping elements."""
+"""Operators that write to their arguments, and may refuse gaps or overlapping elements."""
 _SMALL = 7
-"""Cases of each argument, of about sixty."""
+"""Cases per argument, of about sixty."""
 
 
 class _Recorded:
-    """An executable that notes the memory which its kernels would be given, and launches nothing."""
+    """An executable that records the memory of its kernels' arguments, and launches nothing."""
 
     launched: list[dict[str, bytes]]
     supports_pointer_updates = False
@@ -52,7 +52,7 @@ class _Recorded:
 
 
 def _memory(tensor: torch.Tensor) -> bytes:
-    """The bytes from the tensor's address on, as many as its elements have."""
+    """The bytes from the tensor's address on, for its number of elements."""
     assert tensor.data_ptr() % 16 == 0
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes()
@@ -60,7 +60,7 @@ def _memory(tensor: torch.Tensor) -> bytes:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, bytes]]]:
-    """Return the bytes that kernels would be launched with; unwritten memory is the same each time."""
+    """Return the bytes that kernels would read; unwritten memory is the same each time."""
     _Recorded.launched = []
     monkeypatch.setattr(executables, "Executable", _Recorded)
     monkeypatch.setattr(executables, "per_thread", fresh := executables.PerThread())
@@ -104,7 +104,7 @@ def test_results_of_pointwise_may_be_called_as_its_tensors_are() -> None:
 
 
 def check_results(name: str, device: torch.device, seed: int, most: int) -> None:
-    """Check that an operator does the same with strided tensors as with packed ones, or refuses to write to them."""
+    """Check that an operator returns the same for strided tensors as for packed ones, or refuses to write to them."""
     function = getattr(ops, name)
     right = torch.utils._pytree.tree_map(
         lambda one: one.to(device) if isinstance(one, torch.Tensor) else one, RIGHT[name]

@@ -1,4 +1,4 @@
-"""Several rungs counted in one run: their layouts, and the records of what they moved."""
+"""Several rungs counted in one run: their layouts, and records of their traffic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_records_have_the_bytes_that_were_counted() -> None:
     assert without["MB moved"] == without["times the fewest"] == without["GB/s of memory"] == ""
 
 
-def test_without_nsight_compute_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nsight_compute_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "find", lambda: None)
     with pytest.raises(ncu.NoCounters, match="is not installed"):
         climb.measure(CLIMB, CPU, CEILINGS)

@@ -1,4 +1,4 @@
-"""What Nsight Compute prints, read: units, thousands, gaps, and the figures and words that follow."""
+"""Parsing of Nsight Compute's output: units, thousands, gaps, and the figures and diagnosis that follow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLUMNS = {
 
 
 def printed(**changed: tuple[str, str]) -> str:
-    """A table of one kernel, with what ncu says before and after it."""
+    """A table of one kernel, with ncu's messages before and after it."""
     columns = {
         "ID": ("", "0"),
         "Kernel Name": ("", "conv2d_naive"),
@@ -84,43 +84,43 @@ def test_readings_become_figures_in_one_unit() -> None:
     }
 
 
-def test_what_is_no_table_is_said() -> None:
+def test_an_invalid_table_is_reported() -> None:
     with pytest.raises(EscaladeError, match="no table"):
         parse("==ERROR== Failed to initialize the profiler: LibraryNotLoaded")
 
 
-def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
+def test_counters_show_stalls_and_excess_work() -> None:
     words = diagnose(PART, [*parse(printed())], floor_us=500.0)
     assert words.split("; ") == [
         "waits on memory: 71% of stalls are long scoreboard",
-        "moves 1.9x the bytes that it must",
+        "moves 1.9x the compulsory bytes",
         "takes 2.5x its floor",
         "a load touches 32 sectors",
-        "25% of the turns of shared memory are bank conflicts",
-        "18% of the warps that fit are there, with 168 registers a thread and 97 KiB of shared memory a block",
+        "25% of shared-memory wavefronts are bank conflicts",
+        "occupancy is 18%, with 168 registers per thread and 97 KiB of shared memory per CTA",
     ]
 
 
-def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
+def test_a_busy_unit_is_reported_before_stall_reasons() -> None:
     busy = Counters("k", us=4.0, tensor_pct=71.0, dram_pct=65.0, occupancy_pct=9.0, stalls={"gmma": 1.0})
     short = Counters("pack", us=1.0, dram_pct=99.0)
-    assert diagnose(PART, [short, busy], None) == "is busy on tensor cores: they work in 71% of all cycles"
+    assert diagnose(PART, [short, busy], None) == "is bound by tensor cores: active in 71% of all cycles"
     assert diagnose(PART, [Counters("k", us=2.0, stalls={"odd_reason": 1.0})], None).startswith(
         "waits on odd reason"
     )
     assert diagnose(PART, [Counters("k")], 1.0) == ""
 
 
-def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
+def test_counts_of_the_twin_show_repeated_requests() -> None:
     lines = (
         Requests("global", "load", 10, 300, 300, 1200),
         Requests("global", "store", 10, 40, 40, 1280),
         Requests("shared", "load", 10, 20, 15, 1280),
     )
     assert diagnose_counts(Counts(lines, unique_read_bytes=3200)).split("; ") == [
-        "asks for each byte that it reads 3.0 times",
+        "requests each byte 3.0 times",
         "a load touches 30 sectors",
-        "25% of the turns of shared memory are bank conflicts",
+        "25% of shared-memory wavefronts are bank conflicts",
     ]
     assert diagnose_counts(Counts()) == ""
 

@@ -1,4 +1,4 @@
-"""Nsight Compute from the outside: its command, its refusals, and what comes back from the process that it runs."""
+"""Nsight Compute from the outside: its command, its refusals, and the results of the process that it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = '"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n"0","conv2d_na
 
 @pytest.fixture
 def stand_in(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A program that is called like ncu: it notes what it is called with, and does what `does.sh` says."""
+    """A fake ncu: it records its arguments, and runs `does.sh`."""
     program = tmp_path / "ncu"
     program.write_text(
         f'#!/bin/sh\necho "$@" | tr "\n" " " >> {tmp_path}/called\necho >> {tmp_path}/called\n'
@@ -86,7 +86,7 @@ def test_metrics_that_ncu_does_not_have_are_left_out(stand_in: pathlib.Path) -> 
     ],
     ids=["permission", "library", "nothing", "refused"],
 )
-def test_why_there_are_no_counters_is_said(
+def test_the_reason_for_missing_counters_is_reported(
     stand_in: pathlib.Path, does: str, kind: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(kind, match=sentence):

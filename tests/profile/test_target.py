@@ -29,7 +29,7 @@ def part(name: str, kernels: list[str] | None) -> Part:
 PARTS = [part("in", None), part("a", ["pack", "conv"]), part("b", None), part("c", None), part("d", ["conv"])]
 
 
-def test_neighbours_of_pytorch_are_one_part() -> None:
+def test_adjacent_pytorch_launches_are_one_part() -> None:
     found = merged(PARTS)
     assert [one.name for one in found] == ["in", "a", "b, c", "d"]
     assert (found[2].flops, found[2].bytes, found[2].operation) == (20, 200, "conv2d")

@@ -19,16 +19,16 @@ BATCHES = (2, 3, 1)
 LARGEST = 64.0
 """Largest magnitude of a value's elements, far below fp16 overflow."""
 WORST_ERROR = 0.1
-"""Relative to float64, of PyTorch in bf16. Beyond it a value is mostly rounding, and says nothing about a kernel."""
+"""Relative to float64, of PyTorch in bf16. Beyond it a value is mostly rounding, and no test of a kernel."""
 
 
 class Skip(Exception):
-    """A rule that nothing drawn so far fits."""
+    """A rule that no value drawn so far fits."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that networks are built from: few, so that models share kernels, which take seconds to compile."""
+    """Sizes of networks: few, so that models share kernels, which take seconds to compile."""
 
     channels: tuple[int, ...]
     images: tuple[tuple[int, int], ...]
@@ -47,14 +47,15 @@ WIDE = Sizes(
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the network so far. `size` leaves out the batch, of which it has `lead` items for each."""
+    """A tensor of the network so far. `size` excludes the batch; it has `lead` rows per item."""
 
     name: str
     lead: int
     size: tuple[int, ...]
     dtype: torch.dtype
     is_exact: bool
-    """True if float64, fp32 and bf16 agree on every bit: only such values may be compared, rounded or indexed by."""
+    """True if float64, fp32 and bf16 agree on every bit: only such values may be compared, rounded or used as
+    indices."""
 
     @property
     def is_float(self) -> bool:
@@ -82,19 +83,19 @@ class Draft:
         return self.random.choice(options)
 
     def pick(self, wanted: Callable[[Value], bool] = lambda value: True) -> Value:
-        """A value that a rule can take, rather one of the latest."""
+        """Return a value that a rule supports, preferably one of the latest."""
         offered = [value for value in self.values if wanted(value)]
         return self.one(offered[-4:] if self.random.random() < 0.7 else offered)
 
     def rank(self, *ranks: int) -> Value:
-        """A floating-point value with as many dimensions behind the batch."""
+        """Return a floating-point value with this many dimensions after the batch."""
         return self.pick(lambda v: v.is_float and v.lead > 0 and len(v.size) in ranks)
 
     def image(self) -> Value:
         return self.rank(3)
 
     def device(self, x: Value) -> str:
-        """The argument with which a tensor is made beside x."""
+        """The argument that creates a tensor on x's device."""
         return "" if self.text.on_host else f", device={x}.device"
 
     def module(self, made: str) -> str:
@@ -110,7 +111,7 @@ class Draft:
     # --- growing
 
     def grow(self, rule: Rule) -> bool:
-        """Adds what a rule writes, if it holds. `NEW` in it is a new name; without one it is an expression."""
+        """Add the statement of a rule, if it holds. `NEW` in it is a new name; without it, it is an expression."""
         self._modules = []
         try:
             written = rule(self)
@@ -156,7 +157,8 @@ def known(text: Text) -> list[Value] | None:
 
 
 def _plain(model: nn.Module, text: Text, batch: int) -> dict[str, torch.Tensor]:
-    """Every value by name, in fp32. In training PyTorch must find gradients too, which writing in place can prevent."""
+    """Return every value by name, in fp32. Training also needs PyTorch's gradients, which in-place writes can
+    prevent."""
     with torch.set_grad_enabled(text.training):
         found: dict[str, torch.Tensor] = model(*text.draw(batch))
         learned = [value.square().mean() for value in found.values() if value.requires_grad]

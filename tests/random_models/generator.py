@@ -31,7 +31,7 @@ def draw(seed: int, sizes: Sizes = SMALL, training: bool = False) -> Text:
     wanted = chance.randint(*sizes.statements)
     used: dict[Rule, int] = {}
     for _ in range(6 * wanted):
-        # The first statement has weights: there is something to train, and something that a kernel computes.
+        # The first statement has weights: so there is something to train, and a kernel to run.
         rule = chance.choice(RULES["weights"] if not draft.text.body else offered)
         if used.get(rule, 0) < MOST_USES and draft.grow(rule):
             used[rule] = used.get(rule, 0) + 1
@@ -41,7 +41,7 @@ def draw(seed: int, sizes: Sizes = SMALL, training: bool = False) -> Text:
 
 
 def _start(chance: random.Random, sizes: Sizes) -> tuple[Input, ...]:
-    """The inputs: an image, and at times a second one, rows or labels."""
+    """The inputs: an image, and sometimes a second one, rows or labels."""
     image = Input("x", (chance.choice(sizes.channels), *chance.choice(sizes.images)))
     match chance.randrange(6):
         case 0:
@@ -81,7 +81,7 @@ def _finish(d: Draft) -> Text:
 
 
 def _reads(body: str, name: str) -> int:
-    """Count the uses of a name apart from its assignments."""
+    """Count the uses of a name, excluding assignments."""
     count = 0
     for line in body.splitlines():
         _, sign, right = line.partition(" = ")

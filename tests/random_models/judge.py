@@ -1,4 +1,4 @@
-"""Compares a network through the kernels with PyTorch: results, shapes, types, repeated calls, files, training."""
+"""Compare a network by kernels with PyTorch: results, shapes, types, repeated calls, files, training."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from escalade_bench.networks.judging import LEAST, TIMES, nudged
 from tests.random_models.program import Text, exactly, run_exactly, run_rounded, tensors, wide
 
 SLACK = 2.0
-"""On top of what a network's judge allows. A random network is a few roundings long and its results have few elements:
-PyTorch's error on them is a sample that chance may have made small. A wrong kernel is off by far more than twice."""
+"""Tolerance beyond a network's usual one. A random network is a few roundings deep and its results have few elements:
+PyTorch's error on them is a sample that may be small by chance. A wrong kernel is off by far more than twice."""
 
 _NONE = 1e-6
-"""A change of less than this part of the usual one is none: what a dtype makes of it is rounding."""
+"""A change of less than this part of the usual one is ignored: in a low-precision dtype it is rounding error."""
 CARDS = {"h200": H200}
 """Devices that need not be present: plans are made for these cards, and PyTorch computes their nodes on the CPU."""
 CPU_SLACK = 16.0
-"""In place of SLACK for these: PyTorch's CPU kernels add up values in other layouts less precisely. A wrong plan is off
+"""Replaces SLACK for these: PyTorch's CPU kernels sum values in other layouts less precisely. A wrong plan is off
 by far more."""
 NUDGES = 8
 """Nudged inputs, moved by less than a rounding, on which PyTorch's error is measured again where a training step looks
@@ -44,25 +44,25 @@ wrong. Rounding decides which of two nearly equal elements a maximum selects, an
 
 
 class Wrong(AssertionError):
-    """A network whose results are not PyTorch's."""
+    """A network whose results do not match PyTorch's."""
 
 
 class Case:
-    """A network, and what it gives in float64 and in PyTorch's own arithmetic of a dtype."""
+    """A network, and its results in float64 and in PyTorch's own arithmetic of a dtype."""
 
     def __init__(self, text: Text, dtype: str, slack: float = SLACK) -> None:
         self.text, self.dtype, self._slack = text, dtype, slack
         self.model = text.module()
 
     def expect(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, list[float]]:
-        """The results in float64, and how far from each a result may be."""
+        """The results in float64, and the tolerance of each."""
         expected = run_exactly(copy.deepcopy(self.model), inputs)
         own = tensors(run_rounded(copy.deepcopy(self.model), inputs, self.dtype))
         errors = [
             relative_error(mine, best) if best.is_floating_point() else 0.0
             for mine, best in zip(own, tensors(expected), strict=True)
         ]
-        # Results of one network share their roundings: the mean of all says more than one with few elements does.
+        # Results of one network share their roundings: the mean of all is a better estimate than one with few elements.
         typical = math.hypot(*errors) / max(1, len(errors)) ** 0.5
         most = [self._slack * max(LEAST[self.dtype], TIMES[self.dtype] * max(e, typical)) for e in errors]
         return expected, most
@@ -96,7 +96,7 @@ def check(
     thorough: bool = True,
     slack: float = SLACK,
 ) -> None:
-    """Raises `Wrong` with what differs from PyTorch."""
+    """Raise `Wrong` with the difference from PyTorch."""
     if device in CARDS:
         with _planned_for(CARDS[device]):
             return check(text, dtype, "cpu", batches, thorough, CPU_SLACK)
@@ -145,7 +145,7 @@ def _call(engine: Engine, case: Case, inputs: Sequence[torch.Tensor], what: str,
 
 
 def _spoil(engine: Engine, inputs: Sequence[torch.Tensor]) -> None:
-    """NaN wherever a call could read what it has not written: in the arena, and in memory that is allocated again."""
+    """Fill memory that a call could read unwritten with NaN: the arena, and reallocated memory."""
     program = engine.program(*inputs)
     if isinstance(program, KernelProgram):
         program._values.arena.fill_(0xFF)
@@ -166,7 +166,7 @@ def _moved(tensor: torch.Tensor, home: str) -> torch.Tensor:
 
 
 def _strided(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The same numbers: images in channels_last, all else as every second column of something wider."""
+    """The same numbers: images in channels_last, everything else as every second column of a wider tensor."""
     return tuple(
         each.contiguous(memory_format=torch.channels_last)
         if each.dim() == 4
@@ -179,12 +179,12 @@ def _strided(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
-    """Losses, parameters and buffers of a few steps beside float64's."""
+    """Losses, parameters and buffers of a few steps, compared with float64."""
     home = "cuda" if device == "cuda" else "cpu"
     mine = text.module().to(home)
     optimizer = _optimizer(text.seed, mine)
     batches = [text.draw(size, number) for number, size in enumerate((4, 4, 3)[:steps])]
-    # A small scale: with a large one gradients may overflow fp16, and then the first steps are left out.
+    # A small scale: with a large one gradients may overflow fp16, and then the first steps are skipped.
     scale = 8.0 if dtype == "fp16" else None
     given = (_placed(batches[0], home),)
     with mock.patch.object(planned, "CHECKS_PLANS", True):  # on the CPU, the nodes of plans
@@ -213,9 +213,9 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
             for name, expected in exact[0].items():
                 if not expected.is_floating_point() and not torch.equal(after[name].cpu(), expected):
                     raise Wrong(f"{name} is {after[name]}, not {expected}")
-            # What is left of a small change when it has been added to a large number in fp32.
+            # Precision left of a small change after adding it to a large number in fp32.
             floors = {name: 2.0**-23 * _norm(start[name]) / sizes[name] for name in errors if name in start}
-        # A change of few elements may be right by chance: PyTorch's error on all of them says more.
+        # A change of few elements may be right by chance: PyTorch's error on all of them is a better estimate.
         usual = math.hypot(*(own[name] for name in floors)) / max(1, len(floors)) ** 0.5
         wrong = ""
         for name, error in errors.items():
@@ -244,7 +244,7 @@ def _changes(
 
 
 def _sizes(best: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Return the scale of each change's error; changes that are zero, as of a bias before a norm, are left out."""
+    """Return the scale of each change's error; zero changes, as of a bias before a norm, are skipped."""
     changes = [value for name, value in best.items() if not name.startswith("loss ")]
     typical = math.hypot(*map(_norm, changes)) / sum(value.numel() for value in changes) ** 0.5
     sizes = {}
@@ -278,7 +278,7 @@ def _optimizer(seed: int, model: nn.Module) -> torch.optim.Optimizer:
         case 0:
             return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         case 1:
-            # eps far above rounding: else a gradient that is zero but for rounding would be a whole step, of any sign.
+            # eps far above rounding: else a gradient that is zero up to rounding would be a whole step, of any sign.
             return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-2)
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -286,7 +286,7 @@ def _optimizer(seed: int, model: nn.Module) -> torch.optim.Optimizer:
 def _trained(
     text: Text, batches: Sequence[Sequence[torch.Tensor]], dtype: str
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The model's state after the steps by PyTorch, and the losses."""
+    """The model's state after PyTorch's steps, and the losses."""
     model = text.module()
     if dtype == "fp64":
         model = model.double()

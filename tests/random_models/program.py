@@ -18,12 +18,12 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.switches import round_to_tf32
 
 GRID = 32
-"""Inputs are multiples of 1/GRID below 2, so that bf16, the coarsest type, holds them exactly."""
+"""Inputs are multiples of 1/GRID below 2, so that bf16, the coarsest dtype, holds them exactly."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of `forward`. `size` leaves out the batch."""
+    """One argument of `forward`. `size` excludes the batch."""
 
     name: str
     size: tuple[int, ...]
@@ -47,7 +47,7 @@ class Text:
     result: str = ""
     training: bool = False
     on_host: bool = False
-    """True if it is captured on the CPU for whichever device: tensors that it makes name no device."""
+    """True if it is captured on the CPU for any device: tensors that it creates name no device."""
 
     def with_lines(self, modules: Sequence[str], body: Sequence[str]) -> Text:
         return replace(self, modules=(*self.modules, *modules), body=(*self.body, *body))
@@ -71,7 +71,7 @@ class Text:
         return "\n".join([f"# seed {self.seed}{host}; inputs behind the batch: {sizes}", *lines])
 
     def module(self) -> nn.Module:
-        """The model, with weights that follow from the seed and norms that do something."""
+        """The model, with weights derived from the seed and norms with nontrivial parameters."""
         source, name = str(self), f"<random model {self.seed} {hash(self):x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
         namespace: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "__name__": "random_model"}
@@ -90,7 +90,7 @@ class Text:
 
 
 def _unsettle(module: nn.Module) -> None:
-    """Norms start as identities; a kernel that ignored their parameters would go unseen."""
+    """Norms start as identities, which would hide a kernel that ignores their parameters."""
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
         assert module.running_mean is not None and module.running_var is not None
         module.running_mean.uniform_(-0.5, 0.5)
@@ -110,7 +110,7 @@ def tensors(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 class Exact(TorchFunctionMode):
-    """Casts to other floating types give float64, so that a reference has no rounding of its own."""
+    """Casts to other floating types give float64, so that a reference has no rounding error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("half", "bfloat16", "float"):
@@ -125,7 +125,7 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 @contextlib.contextmanager
 def exactly() -> Iterator[None]:
-    """All arithmetic in float64, constants that the model makes included."""
+    """All arithmetic in float64, including constants that the model creates."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -136,7 +136,7 @@ def exactly() -> Iterator[None]:
 
 
 class Rounded(TorchFunctionMode):
-    """Rounds what every operator gives to a dtype, in place, so that views stay views of what they were taken from."""
+    """Round every operator's result to a dtype, in place, so that views keep their base."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The statements that networks are drawn from, by theme. A rule writes one, over values that fit, or skips."""
+"""Statements of random networks, by theme. A rule writes one, over values that fit, or skips."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def resize(d: Draft) -> str:
     ))  # fmt: skip
 
 
-# --- joins, views and parts
+# --- concatenations, views and slices
 
 
 def _like(d: Draft, x: Value) -> Value:
@@ -223,7 +223,7 @@ def in_place(d: Draft) -> str:
 
 
 def shared(d: Draft) -> str:
-    """A module that is there already, used once more; or one used twice at once."""
+    """Reuse of an existing module; or one used twice at once."""
     x = d.image()
     c = x.size[0]
     layer = d.module(f"nn.Conv2d({c}, {c}, {d.one((1, 3))}, padding='same')")
@@ -266,7 +266,7 @@ def masked(d: Draft) -> str:
     ))  # fmt: skip
 
 
-# --- what PyTorch computes
+# --- PyTorch's own operators
 
 
 def by_pytorch(d: Draft) -> str:
@@ -291,7 +291,7 @@ def reduce(d: Draft) -> str:
 
 
 def positions(d: Draft) -> str:
-    """Positional encodings as detectors build them, from a mask that is all false."""
+    """Positional encodings as in detectors, from a mask that is all false."""
     x = d.image()
     c, h, w = x.size
     mask = f"NEW_m = torch.zeros({x}.shape[0], {h}, {w}, dtype=torch.bool{d.device(x)})"

@@ -1,4 +1,4 @@
-"""One run of a random network: which one, in what type, where; and the command that repeats it."""
+"""One run of a random network: its seed, dtype and device; and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.random_models.program import Text
 KINDS = ("network", "training", "views")
 DTYPES = ("fp16", "fp32", "bf16", "tf32")
 LINKS = 6
-"""Chains in one network of views on the twin, where making a network takes longer than running it."""
+"""Chains in one network of views on the twin, where building a network takes longer than running it."""
 _A_DAY = 1000
 """Seeds of one day."""
 
@@ -53,7 +53,7 @@ class Run:
         if self.kind == "training":
             check_training(self.text, self.dtype, self.device)
         elif self.kind == "views":
-            # The larger batch needs a larger arena; the first one comes again when memory has been freed.
+            # The larger batch needs a larger arena; the first one is repeated after memory has been freed.
             check(self.text, self.dtype, self.device, (2, 5, 2), thorough=False)
         else:
             check(self.text, self.dtype, self.device, (2, 3, 1) if self.wide else (2, 3))
@@ -72,7 +72,7 @@ class Run:
 
 @contextmanager
 def without_graphs() -> Iterator[None]:
-    """Engines launch their steps one by one: PyTorch can record no CUDA graph without its caching allocator."""
+    """Engines launch their steps one by one: PyTorch cannot record a CUDA graph without its caching allocator."""
     recording = KernelProgram._capture
     KernelProgram._capture = lambda self, stream: None  # type: ignore[method-assign]
     try:
@@ -89,7 +89,7 @@ def today() -> int:
 def of_the_day(
     kind: str, count: int, dtypes: Sequence[str] = DTYPES, first: int = 0, **more: object
 ) -> Iterator[Run]:
-    """Other runs every day; the types take turns."""
+    """Other runs every day, with alternating dtypes."""
     for number in range(first, first + count):
         seed = today() * _A_DAY + number
         yield Run(kind, seed, dtypes[number % len(dtypes)], **more)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Small networks in which PyTorch's steps, views of what they give, and kernels follow each other in every order.
+"""Small networks in which PyTorch's steps, views of their results, and kernels follow each other in every order.
 
-A plan leaves what PyTorch computes where PyTorch's allocator puts it, and a view of it is a pointer into that memory
-with strides of its own. A kernel that reads such a view must find it at every run, at an address that it can load from,
+PyTorch's allocator places the results of PyTorch's steps in a plan, and a view of one is a pointer into that memory
+with other strides. A kernel that reads such a view must find it at every run, at an address that it can load from,
 in memory that is still allocated.
 """
 
@@ -26,7 +26,7 @@ SOURCES = {
     "pytorch behind a kernel": "F.silu(x).cumsum(1)",
     "kernel behind pytorch": "F.relu(x.cumsum(2)) + 0.5",
 }
-"""Viewed values: made by PyTorch, by a kernel, from constants, or by the caller."""
+"""Viewed values: computed by PyTorch, by a kernel, from constants, or passed by the caller."""
 VIEWS = {
     "whole": "{s}",
     "first": "{s}[:, :1]",
@@ -69,7 +69,7 @@ _SIZES: dict[str, tuple[int, ...]] = {
     "flat": (8, 36), "flat part": (281,), "joined": (11, 6, 6), "part of a join": (6, 6, 6), "chunk": (4, 6, 6),
     "permuted": (6, 6, 8),
 }  # fmt: skip
-"""Behind the batch, where it is not the source's."""
+"""Sizes after the batch, if they differ from the source's."""
 
 
 def network(links: list[tuple[str, str, str]], seed: int = 0) -> Text:
@@ -102,7 +102,7 @@ def network(links: list[tuple[str, str, str]], seed: int = 0) -> Text:
 
 
 def _fitting(consumer: str, view: str, size: tuple[int, ...]) -> str:
-    """The consumer, or one that takes a value of any size."""
+    """The consumer, or one that supports any size."""
     if consumer == "convolution" and len(size) != 3:
         return _FALLBACK
     if consumer == "quotient" and view not in (
@@ -125,15 +125,15 @@ COUNT = len(PAIRS) * len(CONSUMERS)
 
 
 def numbered(number: int) -> Text:
-    """One combination. Any `len(PAIRS)` numbers in a row have every source with every view."""
+    """One combination. Any `len(PAIRS)` consecutive numbers combine every source with every view."""
     turn, pair = divmod(number % COUNT, len(PAIRS))
     consumers = list(CONSUMERS)
-    # Neighbouring pairs get different consumers, and so does one pair in another turn.
+    # Neighboring pairs get different consumers, and so does one pair in another turn.
     return network([(*PAIRS[pair], consumers[(pair + pair // len(VIEWS) + turn) % len(consumers)])], number)
 
 
 def drawn(seed: int, links: int) -> Text:
-    """Several combinations in one network, each behind the one before it."""
+    """Several combinations in one network, each after the one before it."""
     chance = random.Random(seed)
     chains = [(*chance.choice(PAIRS), chance.choice(list(CONSUMERS))) for _ in range(links)]
     return network(chains, seed)

@@ -21,10 +21,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
-    """A cluster of this machine and two CPUs, whose workers find these tests; it ends with them.
+    """A cluster of this machine with two CPUs, whose workers can import these tests; it ends with them.
 
-    Its files, the token that its clients need among them, are in a folder of its own; the folder's name is short, since
-    a socket's must be.
+    Its files, including its clients' token, are in a separate folder with a short name, since socket paths are
+    limited.
     """
     ray = pytest.importorskip("ray")
     with (
@@ -35,7 +35,7 @@ def address() -> Iterator[str]:
         token.write_text(secrets.token_hex(32))
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.delenv("RAY_AUTH_MODE")  # Ray sets it where it finds a token, and the patch takes that back
+        patch.delenv("RAY_AUTH_MODE")  # Ray sets it if it finds a token, and the patch restores it
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(fresh.ROOT))
         context = ray.init(
@@ -56,7 +56,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def patience() -> Iterator[None]:
-    """What waits for ever fails."""
+    """Fail instead of waiting forever."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("Ray does not get on")

@@ -1,4 +1,4 @@
-"""A network that is as small as networks are, images for it, and how long anything may take."""
+"""The smallest possible network, images for it, and time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 600
 
 
 def save_network(path: pathlib.Path) -> pathlib.Path:
-    """Writes the file of an engine."""
+    """Write the file of an engine."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(36, CLASSES)
@@ -30,5 +30,5 @@ def save_network(path: pathlib.Path) -> pathlib.Path:
 
 
 def picture(number: int) -> Image.Image:
-    """An image of one colour, which no other of the first 65,536 has."""
+    """An image of one color, unique among the first 65,536."""
     return Image.new("RGB", (SIDE, SIDE), (number % 256, number // 256 % 256, 128))

@@ -1,4 +1,4 @@
-"""A local Ray with CPU engines: every image is in the results once, whoever is killed."""
+"""A local Ray with CPU engines: every image is in the results once, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.ray import workers  # noqa: E402
 
 IMAGES, SHARD = 500, 50
 UNREADABLE = 17
-"""The image that is none."""
+"""The file that is not an image."""
 
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -41,7 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def require_all_once(folder: pathlib.Path, form: str, images: pathlib.Path, network: pathlib.Path) -> None:
-    """Each image has a row, in the shard that is its own, which says what made it."""
+    """Each image has one row, in its own shard, with its provenance."""
     rows: list[dict[str, Any]] = dataset.dataset(folder, format=form).to_table().to_pylist()
     files = sorted(map(str, images.iterdir()))
     assert sorted(row["file"] for row in rows) == files
@@ -55,7 +55,7 @@ def require_all_once(folder: pathlib.Path, form: str, images: pathlib.Path, netw
 
 
 def written(part: pathlib.Path) -> tuple[int, int]:
-    """The file, and when it was written."""
+    """The file, and its modification time."""
     return part.stat().st_ino, part.stat().st_mtime_ns
 
 
@@ -76,7 +76,7 @@ def test_a_killed_worker_loses_no_image_and_repeats_none(
         Job([str(images)], str(results), Network.read(network), top=2, shard=SHARD)
 
 
-def test_a_killed_driver_is_started_again_and_goes_on(
+def test_a_killed_driver_is_restarted_and_continues(
     address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     results = tmp_path / "results"

@@ -1,4 +1,4 @@
-"""Folders of results, without a cluster: what they are of, what is done of it, and what cannot be written."""
+"""Folders of results, without a cluster: their inputs, progress, and write errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def constructed(mean: float = 0.0, labels: tuple[str, ...] = ("a", "b", "c")) -> Network:
-    """A network that is of no file, compiled anew."""
+    """A network without a file, compiled anew."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 3, SIDE), nn.Flatten()).eval()
     crop = Crop(SIDE, SIDE)
@@ -52,7 +52,7 @@ def constructed(mean: float = 0.0, labels: tuple[str, ...] = ("a", "b", "c")) ->
     return Network.of(engine, crop, labels, "small", "module:small")
 
 
-def test_the_same_network_compiled_again_goes_on(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_same_network_recompiled_continues(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
     one, two = constructed(), constructed()
     assert (one.sha256, one.fingerprint) == (two.sha256, two.fingerprint)
     for network in (one, two):
@@ -72,7 +72,7 @@ def test_the_same_network_compiled_again_goes_on(images: pathlib.Path, tmp_path:
 def test_another_network_is_another_job(
     images: pathlib.Path, tmp_path: pathlib.Path, other: Callable[[Network], Network], what: str
 ) -> None:
-    """Also one of the same weights, whose results would stand beside those of this one."""
+    """Also a network with the same weights, whose results would be mixed with those of this one."""
     network = constructed()
     Job([images], tmp_path / "results", network)
     with pytest.raises(UnsupportedError, match=f"results of another job .*{what}"):
@@ -80,7 +80,7 @@ def test_another_network_is_another_job(
 
 
 def test_other_images_and_other_files_are_another_job(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Also as many images under other names, and the same in another order: shards would hold others of them."""
+    """Also the same number of images with other names, or another order: shards would have other contents."""
     network, results = constructed(), tmp_path / "results"
     names = sorted(images.iterdir())
     Job(names, results, network, shard=2, top=3)
@@ -149,7 +149,7 @@ def test_a_shard_that_is_not_whole_is_not_done(
 
 
 def test_an_image_that_ends_every_process_is_unreadable(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Whatever is under way when a process ends is done in smaller pieces, and at last an image is given up."""
+    """Work in flight when a process dies is retried in smaller parts, and finally an image is given up."""
     network, results, poison = constructed(), tmp_path / "results", 3
     job = Job([images], results, network, batch=2)
     rows = {
@@ -158,7 +158,7 @@ def test_an_image_that_ends_every_process_is_unreadable(images: pathlib.Path, tm
     }
     folder, name = Folder(results), "part-00000000.parquet"
     ended = []
-    while True:  # until a worker gets to the end of the shard, but for what it is to write
+    while True:  # until a worker reaches the end of the shard, except for writing it
         attempts = Attempts.of(folder, name, IMAGES, 2)
         pieces = attempts.ranges()
         at = next(
@@ -168,7 +168,7 @@ def test_an_image_that_ends_every_process_is_unreadable(images: pathlib.Path, tm
             break
         ended.append(at)
     assert ended == [(0, 6), (2, 4), (3, 4), (3, 4)]
-    (results / "_unfinished" / f"{name}.0123456789abcdef").touch()  # as a worker that is killed may leave
+    (results / "_unfinished" / f"{name}.0123456789abcdef").touch()  # as a killed worker may leave
     (results / "_unfinished" / "mine").touch()
     again = Job([images], results, network, batch=2)
     (done,) = _finished_parts(ShardWriter(again._factory, str(results), "parquet")(rows))
@@ -196,7 +196,7 @@ def test_a_network_that_ends_every_process_is_given_up(images: pathlib.Path, tmp
 
 
 @pytest.mark.parametrize("junk", ["", "[]", "\udcff", "[" * 100_000, "null"])
-def test_what_says_nothing_is_refused(images: pathlib.Path, tmp_path: pathlib.Path, junk: str) -> None:
+def test_empty_records_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, junk: str) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / MANIFEST).write_text(junk, errors="surrogateescape")
     with pytest.raises(UnsupportedError, match="not a valid manifest"):
@@ -254,7 +254,7 @@ def test_of_two_that_begin_at_once_one_is_first(
 
 
 class Full:
-    """A file system on which nothing has room."""
+    """A full file system."""
 
     def __init__(self) -> None:
         self._local = fs.LocalFileSystem()
@@ -285,7 +285,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
         Job([images], tmp_path / "other", constructed())
 
 
-def test_what_a_worker_refuses_comes_back_as_its_sentence(
+def test_a_workers_refusal_is_reported_with_its_sentence(
     images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     job = Job([images], tmp_path / "results", constructed(), device="nowhere")
@@ -296,7 +296,7 @@ def test_what_a_worker_refuses_comes_back_as_its_sentence(
         list(_finished_parts(done))
 
 
-def test_what_ended_a_process_is_done_in_smaller_pieces() -> None:
+def test_a_batch_that_ended_a_process_is_retried_in_smaller_parts() -> None:
     folder: Any = None
     for ended, wanted in (
         ([], [(0, 5)]),

@@ -1,4 +1,4 @@
-"""Images over HTTP by Ray Serve: answered as the predictor answers, together, and refused in a sentence."""
+"""Images over HTTP by Ray Serve: same answers as the predictor's, batched, and refused with a sentence."""
 
 from __future__ import annotations
 

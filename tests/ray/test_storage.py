@@ -1,4 +1,4 @@
-"""Paths and URIs: what is found under them, read and classified, without a cluster; and Escalade without Ray."""
+"""Paths and URIs: files found, read and classified, without a cluster; and Escalade without Ray."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def encoded(number: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Images in folders, and the same in memory, which is a store as S3 is."""
+    """Images in folders, and the same in memory, as an object store like S3."""
     memory = fsspec.filesystem("memory")
     for number, name in enumerate(NAMES):
         place = tmp_path / "bucket" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(encoded(40 * number))
-        if "#" not in name:  # which those URIs cannot spell
+        if "#" not in name:  # those URIs cannot spell them
             memory.pipe(f"/bucket/{name}", encoded(40 * number))
     return tmp_path / "bucket"
 
 
-def test_uris_give_what_paths_give(folder: pathlib.Path, network: pathlib.Path) -> None:
+def test_uris_and_paths_give_the_same(folder: pathlib.Path, network: pathlib.Path) -> None:
     predictor = Predictor(Network.read(network), device="cpu", batch=2, top=3)
     paths, closed = find([str(folder), str(folder / "c" / "3.png")])
     assert paths == [str(folder / name) for name in NAMES[:3]] and closed == []
@@ -97,15 +97,15 @@ def test_folders_hold_whole_files(tmp_path: pathlib.Path) -> None:
         ("fsspec+memory://empty", "no images in|no such file"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(name: str, sentence: str) -> None:
+def test_unreadable_files_are_a_sentence(name: str, sentence: str) -> None:
     fsspec.filesystem("memory").makedirs("/empty", exist_ok=True)
     with pytest.raises(UnsupportedError, match=sentence) as refused:
         find([name])
     assert "secret" not in str(refused.value)
 
 
-def test_an_address_where_nobody_listens_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster may be there
+def test_an_address_without_a_server_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster may still run
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with (
@@ -115,7 +115,7 @@ def test_an_address_where_nobody_listens_is_a_sentence(monkeypatch: pytest.Monke
         pytest.fail("nobody is there")
 
 
-def test_ray_is_neither_imported_nor_needed_but_where_it_is_asked_for(network: pathlib.Path) -> None:
+def test_ray_is_imported_only_on_request(network: pathlib.Path) -> None:
     done = fresh.python(
         "-c",
         "import sys, escalade.cli, escalade.commands.classify\n"

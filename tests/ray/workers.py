@@ -1,4 +1,4 @@
-"""Workers that something happens to, and a driver that is killed; in a module of their own, which workers import."""
+"""Workers that fail in several ways, and a driver that is killed; in a separate module, which workers import."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from escalade_apps.ray.jobs import connected
 from tests.ray.networks import PATIENCE
 
 OVER = 4
-"""The shard over which it happens."""
+"""The shard at which it happens."""
 
 
 class Killed(Predictor):
-    """Its process is killed over a shard, once: a file beside the network's remembers that."""
+    """Its process is killed at a shard, once: a file beside the network's records that."""
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> Any:
         marker = pathlib.Path(self.network.weights).with_name("killed")
@@ -32,7 +32,7 @@ class Killed(Predictor):
 
 
 class Stuck(Predictor):
-    """It never gets done with a shard."""
+    """It never finishes a shard."""
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> Any:
         if rows["shard"][0] == OVER:
@@ -41,7 +41,7 @@ class Stuck(Predictor):
 
 
 def main(address: str, images: str, results: str, network: str, shard: str) -> None:
-    """A driver that is killed while a worker is at a shard, and all before it are done."""
+    """A driver that is killed while a worker processes a shard, and all before it are done."""
     signal.alarm(PATIENCE)
     job = Job(
         [images], results, Network.read(network),

@@ -1,4 +1,4 @@
-"""Chromium without a window, spoken to over two pipes in its own protocol: nothing has to be installed for that."""
+"""Headless Chromium, driven over two pipes by its own protocol, so that nothing must be installed for that."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe",
 )  # fmt: skip
 _COMMANDS, _ANSWERS = 3, 4
-"""The numbers of the pipes that the protocol goes over."""
+"""File descriptors of the protocol's pipes."""
 _COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 class Browser:
-    """One page. What it complains about, and what it asks the network for, is kept."""
+    """One page. Its console errors and network requests are recorded."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers, self._read = commands, answers, b""
@@ -41,7 +41,7 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers to a command."""
+        """Return the browser's answer to a command."""
         self._number += 1
         asked = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -54,7 +54,7 @@ class Browser:
                 return dict(said["result"])
 
     def open(self, path: pathlib.Path, *, width: int = 1280, dark: bool = False) -> None:
-        """Loads a file into a window of that width, in a theme."""
+        """Load a file into a window of that width, in a theme."""
         self.look(width, dark)
         self.send("Page.navigate", url=path.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._waiting):
@@ -62,7 +62,7 @@ class Browser:
         self._waiting.clear()
 
     def look(self, width: int, dark: bool = False) -> None:
-        """Another width, or the other theme."""
+        """Set another width, or the other theme."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -74,7 +74,7 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=[theme])
 
     def click(self, selector: str) -> None:
-        """The mouse, in the middle of the first element that a selector finds."""
+        """Move the mouse to the middle of the first element that a selector matches."""
         x, y = self.run(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView({{ behavior: "
             "'instant', block: 'center', inline: 'center' }); const box = one.getBoundingClientRect(); "
@@ -84,7 +84,7 @@ class Browser:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def run(self, script: str) -> Any:
-        """The value of an expression on the page."""
+        """Return the value of an expression on the page."""
         answer = self.send("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -93,7 +93,7 @@ class Browser:
         return base64.b64decode(self.send("Page.captureScreenshot", **parameters)["data"])
 
     def print(self) -> bytes:
-        """The page as PDF."""
+        """Return the page as PDF."""
         return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
 
     def _next(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: pathlib.Path) -> Iterator[Browser]:
-    """A browser with an empty folder of its own; the test is skipped where there is none."""
+    """A browser with an empty folder; the test is skipped if none is installed."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         pytest.skip("there is no Chromium here (Debian: apt install chromium)")
@@ -143,7 +143,7 @@ def browser(folder: pathlib.Path) -> Iterator[Browser]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends, with numbers above those that the protocol has."""
+    """Both ends, with descriptors above those of the protocol."""
     ends = os.pipe()
     above = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _ANSWERS + 1) for end in ends]
     for end in ends:

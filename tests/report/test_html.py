@@ -1,4 +1,4 @@
-"""The HTML page: complete, whole, and of the records alone."""
+"""The HTML page: complete, self-contained, and built from the records alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VOID = ("meta", "br", "hr", "img")
 
 @dataclass
 class Table:
-    """The cells of a table, by heading."""
+    """Return the cells of a table, by heading."""
 
     section: str
     header: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Table:
 
 
 class Page(HTMLParser):
-    """A page taken apart, whose elements close in the order in which they were opened."""
+    """Parsed page, whose elements must close in the order in which they were opened."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -193,14 +193,14 @@ _CLIPPED_BARS = """[...document.querySelectorAll(".bars")].filter((list) => {
 }).length"""
 _HEIGHT = "document.documentElement.scrollHeight"
 _HIGHEST = 15_000
-"""Pixels of the page of all records, with everything folded that can be."""
+"""Pixels of the page of all records, with everything collapsed."""
 _OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 _TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _PAPER = "getComputedStyle(document.body).backgroundColor"
 
 
 def test_a_browser_shows_it(text: str, page: Page, tmp_path: pathlib.Path) -> None:
-    """Without a complaint or a request, in both themes and on a phone; tables sort, plots have data."""
+    """Without errors or requests, in both themes and on a phone; tables sort, plots have data."""
     path = tmp_path / "report.html"
     path.write_text(text)
     with browser(tmp_path / "profile") as own:
@@ -223,7 +223,7 @@ def test_a_browser_shows_it(text: str, page: Page, tmp_path: pathlib.Path) -> No
 
 
 def test_the_page_of_the_repositorys_records_fits_a_desk_and_a_phone(tmp_path: pathlib.Path) -> None:
-    """In both themes: no column is cut off at a desk, no labels collide, no bars are clipped on a phone."""
+    """In both themes: no column is cut off on a desktop, no labels collide, no bars are clipped on a phone."""
     path = tmp_path / "report.html"
     path.write_text(report(store.load_folder(ROOT / "results")))
     with browser(tmp_path / "profile") as own:
@@ -277,7 +277,7 @@ def test_the_verdict_counts_every_lost_comparison() -> None:
     assert "not right" in plots.inline(plot.draw, "x", "x")
 
 
-def test_plots_start_at_zero_or_say_that_they_are_logarithmic() -> None:
+def test_plots_start_at_zero_or_are_labeled_logarithmic() -> None:
     near = [replace(RECORD, rung=f"rung{n}", tflops=rate) for n, rate in enumerate((0.2, 0.3, 0.7))]
     axes = plots.climb(near, {}, {}).axes[0]
     assert axes.get_yscale() == "linear" and axes.get_ylim()[0] == 0 and axes.get_ylabel() == "GFLOP/s"
@@ -329,7 +329,7 @@ def test_a_slow_down_is_found_beyond_the_spread(
     assert "--against takes a folder like results/" in sentence
 
 
-def test_what_the_twin_has_counted_needs_no_card() -> None:
+def test_counts_of_the_twin_need_no_card() -> None:
     text = report({"twin-on-x86-64": [COUNTED, LEARNED]})
     assert [row["rung"] for row in Page(text).rows("ladders")] == ["direct"]
     assert "Nothing was measured on a card yet" in text

@@ -1,4 +1,4 @@
-"""The pages: what is in them comes from records, every figure is shown, and what is missing is said."""
+"""The pages: their contents come from records, every figure is shown, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OLD: dict[str, Any] = {"commit": "old", "date": "2026-01-01T00:00:00+00:00"}
 
 
 def row(page: str, begin: str) -> list[str]:
-    """The cells of the first row that begins so."""
+    """Return the cells of the first row that starts with this text."""
     line = next(line for line in page.splitlines() if line.startswith(f"| {begin}"))
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
@@ -161,7 +161,7 @@ def test_layers_are_shown_by_set_with_ratios_below_one() -> None:
     assert "not been measured" in markdown(layers.page({}))
 
 
-def test_coverage_counts_what_is_right_and_what_is_slower() -> None:
+def test_coverage_counts_right_and_slower_networks() -> None:
     def covered(network: str, us: float | None, system: str = "escalade", **rest: object) -> Record:
         made = replace(
             NETWORK,
@@ -230,7 +230,7 @@ def test_steps_are_of_the_newest_run() -> None:
     assert "not been measured" in markdown(steps.page({}))
 
 
-def test_goals_compare_what_differs_by_the_idea_alone() -> None:
+def test_goals_compare_rungs_that_differ_by_the_idea_alone() -> None:
     idea = goals.IDEAS[0]
     own = replace(RECORD, workload=idea.workload, problem=idea.problem, median_us=30.0, rung=idea.over)
     fast, worse = (

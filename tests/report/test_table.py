@@ -1,4 +1,4 @@
-"""A table is the same on a terminal, in Markdown and in HTML, and says where each figure comes from."""
+"""A table is the same on a terminal, in Markdown and in HTML, and names the source of each figure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_html_escapes_text_and_colors_ratios() -> None:
     assert '<td class="figure faster">2.50×</td>' in made and '<td class="figure slower">0.01×</td>' in made
 
 
-def test_a_terminal_shows_what_was_just_measured_without_commits() -> None:
+def test_a_terminal_shows_new_measurements_without_commits() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(TABLE)
     shown = console.export_text()
@@ -71,7 +71,7 @@ def test_a_terminal_shows_what_was_just_measured_without_commits() -> None:
     assert [len(narrow.rich(width).columns) for width in (100, 200)] == [1, 2]
 
 
-def test_throttling_is_said_beside_times_and_below_tables() -> None:
+def test_throttling_is_noted_beside_times_and_below_tables() -> None:
     cool = replace(RECORD, conditions=GpuConditions(1980.0, 3201.0, 400.0, 45.0, "").as_dict())
     hot = replace(RECORD, conditions=GpuConditions(1750.0, 3201.0, 699.0, 61.0, "the power limit").as_dict())
     assert [cells.microseconds(one) for one in (RECORD, cool, hot)] == ["20.00", "20.00", "20.00ᵗ"]

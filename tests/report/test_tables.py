@@ -1,4 +1,4 @@
-"""The generated files: the same every time, complete, and of records whose commits exist."""
+"""The generated files: reproducible, complete, and built from records whose commits exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def results(root: pathlib.Path, records: list[Record]) -> pathlib.Path:
     return root / "results"
 
 
-def test_without_records_the_block_is_empty_and_the_pages_say_so(root: pathlib.Path) -> None:
+def test_without_records_the_block_is_empty_and_the_pages_report_it(root: pathlib.Path) -> None:
     tables.write(root / "results", root)
     assert (root / "README.md").read_text() == EMPTY
     assert "not been measured yet" in (root / "docs/ladder.md").read_text()
@@ -69,7 +69,7 @@ def test_the_same_records_give_the_same_files_and_a_changed_one_makes_them_stale
 
 
 def test_every_row_of_every_page_is_marked_if_its_record_is_older() -> None:
-    """With all that is recorded: a table that lost sight of its records would mark nothing."""
+    """With all records: a table that lost its records would mark nothing."""
     found = {
         gpu: [replace(record, older="changed") for record in own]
         for gpu, own in store.load_folder(ROOT / "results").items()
@@ -94,7 +94,7 @@ def test_every_row_of_every_page_is_marked_if_its_record_is_older() -> None:
 
 
 def test_every_record_names_a_commit_of_the_history() -> None:
-    """A figure of an unknown commit cannot be repeated. Not asked where there is no history."""
+    """A figure of an unknown commit cannot be repeated. Not checked without a git history."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Cheap runs for tests: no curves are drawn and no steps planned, which take a second each; and a noisy network."""
+"""Cheap runs for tests: no plots and no planned steps, which take a second each; and a noisy network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _noisy(settings: Settings, images: Images) -> nn.Module:
 
 
 def add_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the task `NOISY` until the test ends: its network draws random numbers and keeps statistics while it is
-    trained, and does neither while it is evaluated."""
+    """Add the task `NOISY` until the test ends: its network draws random numbers and updates statistics in training
+    mode only."""
     task = dataclasses.replace(tasks.TASKS["autoencoder"], name=NOISY, make=_noisy)
     monkeypatch.setitem(tasks.TASKS, NOISY, task)

@@ -1,4 +1,4 @@
-"""Batches: every image once an epoch, the same in any number of processes, wherever the images lie."""
+"""Batches: every image once per epoch, the same in any number of processes and for images in any memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_processes_share_the_batches_of_one() -> None:
 
 
 def test_streamed_batches_are_those_that_stay_on_the_device() -> None:
-    # More batches than are on their way at a time, and all of them kept: none may be overwritten.
+    # More batches than are in flight at a time, all of them kept: none may be overwritten.
     streamed, resident = (list(batches(resident=where, batch=2).epoch(1)) for where in (False, True))
     assert len(streamed) == 11 and torch.equal(pixels(streamed), pixels(resident))
     for one, other in zip(streamed, resident, strict=True):
@@ -95,7 +95,7 @@ def test_images_are_turned_and_shifted() -> None:
     assert found.squeeze().tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [2, 1, 0, 1]]
 
 
-def test_grey_images_are_given_as_colours_and_come_back() -> None:
+def test_gray_images_are_converted_to_color_and_back() -> None:
     grey = Batch(IMAGES.pixels[..., :1], None)
     normalization = Normalization((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     found = grey.images(normalization)
@@ -122,7 +122,7 @@ def test_large_images_are_normalized_as_imagenets() -> None:
 
 @pytest.mark.gpu
 def test_batches_on_the_gpu_are_those_of_the_cpu(cuda: torch.device) -> None:
-    """Streamed through pinned memory many times over, so that a slot that is filled too early would show."""
+    """Streamed through pinned memory many times over, so that a slot filled too early would show."""
     images = make(500, 16, 0, "train")
     for resident in (True, False):
         for epoch in range(3):

@@ -1,4 +1,4 @@
-"""Datasets as they lie on disks: read whole, or refused in one sentence."""
+"""Datasets as downloaded: read in full, or refused with a sentence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_cifar_is_read_in_both_versions(tmp_path: pathlib.Path, protocol: int | 
 
 
 class Command:
-    """A pickle of it runs a command where it is read as pickles are."""
+    """Unpickling it runs a command."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -186,7 +186,7 @@ def test_images_held_out_are_not_trained_on() -> None:
 
 
 def test_a_folder_may_have_a_part_to_test_by(tmp_path: pathlib.Path) -> None:
-    """Classes are those of the part to train on, in alphabetical order, whatever the other part lacks."""
+    """Classes are those of the training split, in alphabetical order, whatever the other split lacks."""
     colors = {"ant": (250, 0, 0), "bee": (0, 250, 0), "cat": (0, 0, 250)}
     for part, names in (("train", ("cat", "ant", "bee")), ("val", ("cat",))):
         for name in names:
@@ -198,7 +198,7 @@ def test_a_folder_may_have_a_part_to_test_by(tmp_path: pathlib.Path) -> None:
         assert images.pixels[:, 0, 0].argmax(1).tolist() == labels
 
 
-def test_what_is_no_dataset_is_told_what_is(tmp_path: pathlib.Path) -> None:
+def test_a_folder_without_a_dataset_gets_advice(tmp_path: pathlib.Path) -> None:
     refused(tmp_path / "nowhere", "nowhere does not exist", "CIFAR-10")
     refused(tmp_path, "is not a dataset", "IDX files")
     refused("synthetic:many", "synthetic:many")

@@ -1,4 +1,4 @@
-"""Two processes train as one does, and neither goes on without the other."""
+"""Two processes train like one, and neither continues without the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 GIVEN = {
     "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.5, "flip": True, "optimizer": "sgd",
 }  # fmt: skip
-"""SGD, whose steps are as large as its gradients: Adam's are the same for a sum of gradients and for their mean."""
+"""SGD, whose steps are proportional to gradients: Adam's are the same for a sum of gradients and for their mean."""
 PROGRAM = f"""
 import os, pathlib, sys, torch, torch._dynamo
 from escalade.errors import EscaladeError
@@ -76,7 +76,7 @@ def test_two_processes_train_as_one_and_a_lost_one_ends_both(
         )
 
 
-def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_of_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="SyncBatchNorm, which needs GPUs"):
         Processes(CPU, 0, 2).wrap(nn.Sequential(nn.BatchNorm2d(3)))
     with pytest.raises(UnsupportedError, match="must be a multiple of the 3 processes"):

@@ -1,4 +1,4 @@
-"""The encoder's features, and a linear classifier that learns from them."""
+"""The encoder's features, and a linear classifier trained on them."""
 
 from __future__ import annotations
 

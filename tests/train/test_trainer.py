@@ -1,4 +1,4 @@
-"""Runs: they learn, end when they should, and go on bit for bit wherever they were ended."""
+"""Runs: they learn, end when they should, and resume bit for bit from any interruption."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trained(folder: pathlib.Path, resume: bool = False, **given: Any) -> tuple[O
 
 
 class KilledError(Exception):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def killed_after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,20 +88,20 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
+def test_a_run_resumes_bit_for_bit_wherever_it_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that draws random numbers, in a process whose generator is somewhere else."""
+    """Also a network that draws random numbers, in a process whose generator has another state."""
     torch.manual_seed(7)
     trained(tmp_path / "whole", task=NOISY)
     whole = course(tmp_path / "whole")
     assert len(whole[1]) == STEPS + 2
     points = [
-        (DistributedStep, "__call__", 0),  # before anything
+        (DistributedStep, "__call__", 0),  # before the first step
         (DistributedStep, "__call__", 3),  # between two checkpoints
-        (Trainer, "_evaluate", 0),  # the epoch's steps are taken
-        (checkpoints, "save", 2),  # it was evaluated and not kept
-        (files.os, "replace", 5),  # a checkpoint was written and is not in its place
+        (Trainer, "_evaluate", 0),  # after the epoch's last step
+        (checkpoints, "save", 2),  # evaluated, but not saved
+        (files.os, "replace", 5),  # a checkpoint was written, but not renamed
         (logs.JsonLog, "write", 7),  # in the middle of the log
     ]
     for number, (owner, name, calls) in enumerate(points):
@@ -112,14 +112,14 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
             with pytest.raises(KilledError):
                 trained(folder, task=NOISY)
         with open(folder / "log.jsonl", "a") as log:
-            log.write('{"event": "step", "st')  # a line that was cut short
+            log.write('{"event": "step", "st')  # a truncated line
         torch.manual_seed(8 if (folder / "checkpoint.pt").exists() else 7)
         outcome, _ = trained(folder, resume=True, task=NOISY)
         assert outcome.step == STEPS
         assert_same(course(folder), whole)
 
 
-def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
+def test_csv_files_match_the_log_wherever_a_run_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tables() -> dict[str, list[dict[str, str]]]:
@@ -131,7 +131,7 @@ def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
         with pytest.raises(KilledError):
             trainer("autoencoder", SMALL, tmp_path, HERE, csv=True).run(lambda news: None)
     with open(tmp_path / "steps.csv", "a") as file:
-        file.write("9,0.5,0.1\n10,0.")  # rows behind the checkpoint, the last one cut short
+        file.write("9,0.5,0.1\n10,0.")  # rows after the checkpoint, the last one truncated
     trainer("autoencoder", SMALL, tmp_path, HERE, resume=True, csv=True).run(lambda news: None)
     expected: dict[str, list[dict[str, str]]] = {logs.STEP: [], logs.EVALUATION: []}
     for line in logs.read(tmp_path / "log.jsonl"):
@@ -146,7 +146,7 @@ def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
     assert len(rows) == STEPS + 1 and rows[-1]["norm"] == "2.0" and rows[0]["norm"] == ""
 
 
-def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> None:
+def test_a_run_stopped_on_request_resumes_later(tmp_path: pathlib.Path) -> None:
     trained(tmp_path / "whole")
     asked = iter([False, False, True])
     outcome = made(tmp_path / "asked").run(lambda news: None, lambda: next(asked))
@@ -155,7 +155,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> No
     assert_same(course(tmp_path / "asked"), course(tmp_path / "whole"))
 
 
-def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_learns_and_writes_its_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = torch.random.get_rng_state()
     given: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch
 
 
 def test_planned_steps_go_on_bit_for_bit_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss scale that is too large comes down, steps are skipped meanwhile, and a second process knows of it."""
+    """A loss scale that is too large shrinks while steps are skipped, in a second process too."""
     monkeypatch.undo()
     add_noisy(monkeypatch)
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
@@ -287,7 +287,7 @@ def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
         ({"task": "vgg"}, "'vgg': supported are autoencoder, resnet18"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
+def test_untrainable_models_are_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         made(tmp_path, **given)
 
@@ -340,7 +340,7 @@ def test_steps_are_those_of_a_plain_loop_at_the_given_rates(planned: bool) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", ["autoencoder", "resnet18", NOISY])
-def test_a_run_on_the_gpu_goes_on_bit_for_bit(
+def test_a_run_on_the_gpu_resumes_bit_for_bit(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, task: str
 ) -> None:
     monkeypatch.undo()

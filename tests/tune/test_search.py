@@ -1,4 +1,4 @@
-"""What a candidate's time counts, who wins, and what is no candidate because its timed result is wrong."""
+"""Candidates' times, the winner, and candidates excluded because their timed results are wrong."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PROBLEM = ScaleProblem(100)
     [
         # Packs the weights and then convolves.
         ("stem", "3to16_23_k7s2_fp32_nchw_b1_relu", "tensor_core", [False]),
-        # Turns the filter around and then convolves, with every call.
+        # Rotates the filter and then convolves, at every call.
         ("conv2d_input_gradient", "16to16_7_k3s1_b1", "tensor_core", [True]),
     ],
 )
-def test_what_depends_on_nothing_but_weights_counts_where_they_change(
+def test_steps_that_depend_on_weights_alone_count_if_weights_change(
     operation: str, name: str, rung: str, timed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ops.operation(operation)
@@ -55,7 +55,7 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
 
 @pytest.fixture
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An operation of two rungs with three configs each; their names, as candidates have them."""
+    """An operation of two rungs with three configs each, and its candidates' names."""
     monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("one"), rung("two"))})
     return [
         candidate.name for candidate in search.candidates(ops.operation("scale"), PROBLEM, typical_card(None))
@@ -67,7 +67,7 @@ Look = dict[str, float]
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Look, Look], list[list[str]]]:
-    """Says what the first look and the final give; gives the names of those that were timed in each."""
+    """Set the times of the first round and the final; return the names that were timed in each."""
 
     def install(first: Look, final: Look) -> list[list[str]]:
         rounds: list[list[str]] = []
@@ -89,7 +89,7 @@ def test_the_fastest_four_are_looked_at_again_and_the_fastest_of_them_is_kept(
 ) -> None:
     first = {name: 1.0 + (number + shift) % 6 for number, name in enumerate(scales)}
     ranked = sorted(first, key=lambda name: first[name])
-    # The final puts the third first, and would have put those first that are not in it.
+    # The final ranks the third first, and would have ranked those first that are not in it.
     final = dict(zip(ranked, (5.0, 4.0, 3.0004, 6.0, 1.0, 0.5), strict=True))
     rounds = looks(first, final)
     entry = search.fastest(ops.operation("scale"), PROBLEM, CPU)
@@ -115,13 +115,13 @@ def test_samples_are_the_times_of_their_own_candidates(
 
 
 class Idle(packing.Executable):
-    """What does nothing when it is timed; plain runs are not made by it."""
+    """Does nothing when timed; plain runs are unaffected."""
 
     def bind(self, tensors: Any) -> Any:
         return lambda: None
 
 
-def test_what_does_nothing_when_it_is_timed_does_not_win(
+def test_a_subject_that_does_nothing_when_timed_does_not_win(
     scales: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = packing.Executable

@@ -1,4 +1,4 @@
-"""Random convolutions, how every candidate of them is measured, and how choices are judged by that."""
+"""Random convolutions, measurements of all their candidates, and scores of choices by them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORDED = pathlib.Path(__file__).parents[2] / "results/h200/conv2d_sweep.jsonl"
 # --- the problems
 
 
-def test_the_sweep_is_the_same_every_time_and_a_larger_one_goes_on() -> None:
+def test_the_sweep_is_reproducible_and_a_larger_one_extends_it() -> None:
     assert problems(40) == problems(60)[:40]
     assert problems(40) != problems(40, seed=1)
     assert len(set(problems(300))) == 300
@@ -69,7 +69,7 @@ def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
         assert estimated(OPERATIONS["conv2d"], problem, typical_card("sm_90a")).problem == problem
 
 
-def test_nobody_tuned_for_these() -> None:
+def test_untuned_problems_are_in_no_table() -> None:
     assert len(set(UNTUNED)) == 20 and {p.batch for p in UNTUNED} == {3}
     assert all(7 <= p.channels <= 300 for p in UNTUNED)
     assert {(5, 5), (1, 7)} <= {(p.filter_height, p.filter_width) for p in UNTUNED}
@@ -91,7 +91,7 @@ def sample(
     )  # fmt: skip
 
 
-def test_samples_come_back_and_what_was_cut_off_is_dropped(tmp_path: pathlib.Path) -> None:
+def test_samples_are_read_back_and_truncated_ones_dropped(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "folder" / "sweep.jsonl"
     other = replace(PROBLEM, batch=9)
     whole = [sample("a", 1.5, {"tile": 4}, of=2), sample("b", None, of=2)]
@@ -114,7 +114,7 @@ def test_a_file_of_something_else_is_named(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("text", ["a letter to a friend", "a letter to a friend\n", '{"a": 1}', "[1, 2]\n"])
 def test_a_file_of_something_else_is_never_overwritten(text: str, tmp_path: pathlib.Path) -> None:
-    """Also where it has one line, which could be taken for one that was cut off."""
+    """Also with a single line, which could be taken as truncated."""
     path = tmp_path / "letter.txt"
     path.write_text(text)
     for use in (samples.load, samples.resume):
@@ -136,7 +136,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: object, tmp_path: pat
         samples.load(path)
 
 
-def test_fields_of_a_later_version_stay_when_a_sweep_goes_on(tmp_path: pathlib.Path) -> None:
+def test_fields_of_a_later_version_survive_resuming_a_sweep(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("a", 1.0)])
     line = json.dumps({**json.loads(path.read_text()), "watts": 300}) + "\n"
@@ -146,7 +146,7 @@ def test_fields_of_a_later_version_stay_when_a_sweep_goes_on(tmp_path: pathlib.P
 
 
 def test_sweeps_at_once_lose_nothing(tmp_path: pathlib.Path) -> None:
-    """One of them begins while others write; two measure the same problem."""
+    """One starts while others write; two measure the same problem."""
     path = tmp_path / "sweep.jsonl"
     together = threading.Barrier(4)
 
@@ -185,7 +185,7 @@ def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
     assert entry.rung == "right" and entry.median_us > 0
 
 
-def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
+def test_candidates_with_much_larger_estimates_are_not_measured() -> None:
     found = search.candidates(ops.operation("conv2d"), PROBLEM, typical_card("sm_90a"))
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
@@ -195,7 +195,7 @@ def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
 
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[..., None]:
-    """The CPU in the place of a GPU: kernels run on the twin and need no compiling ahead."""
+    """The CPU in place of a GPU: kernels run on the twin and need no precompilation."""
     for module in (selection, tuning):
         monkeypatch.setattr(module, "require_gpu", lambda what: CPU)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
@@ -219,7 +219,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[.
     return interrupted_after
 
 
-def test_a_sweep_goes_on_where_it_was_stopped(
+def test_a_sweep_resumes_where_it_stopped(
     as_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
@@ -235,7 +235,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     assert len(found) == 4 and all(found[key] == stopped[key] for key in stopped)
 
 
-def test_a_sweep_measures_only_what_is_missing(
+def test_a_sweep_measures_only_missing_problems(
     as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
@@ -299,7 +299,7 @@ def test_a_choice_beyond_twice_the_best_fails(
 
 
 def test_a_choice_that_was_not_measured_is_not_judged(tmp_path: pathlib.Path) -> None:
-    """It may be newer than the file; but a file must have some that can be judged."""
+    """The choice may be newer than the file; but a file needs some problems that can be scored."""
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
     (verdict,) = judgement.judge(samples.load(path))
@@ -333,7 +333,7 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
     assert calibration.high > 2.0
 
 
-def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
+def test_nothing_to_judge_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="no measured problems"):
         tuning.choices_hold(tmp_path / "none.jsonl", Console(file=io.StringIO()))
 
@@ -346,7 +346,7 @@ def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> Non
 
 
 def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
-    """Whether the choice did not exist when the sweep was made, and expects no more than the bound."""
+    """Return True if the choice did not exist when the sweep was recorded, and expects no more than the bound."""
     measured = samples.load(RECORDED)[verdict.key]
     is_new = verdict.reason.startswith("not measured")
     if not is_new and any(sample.rung == verdict.chosen for sample in measured):

@@ -110,7 +110,7 @@ def interface_key() -> str:
 
 @cache
 def _prefix_key() -> str:
-    """Hash the same without the stand-ins in common/, which sources include themselves."""
+    """Hash the same without the replacement headers in common/, which sources include themselves."""
     others = [f for f in toolchain.STAND_INS.rglob("*") if f.is_file() and f.suffix != ".cuh"]
     return cache_key(SCHEMA, *_texts([*toolchain.RUNTIME.glob("*.h"), *others]), *toolchain.identity())
 

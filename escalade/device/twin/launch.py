@@ -465,7 +465,7 @@ def build(
 ) -> TwinKernel:
     """Compile the kernel `entry` of a CUDA source for the CPU.
 
-    `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's stand-ins first, then to
+    `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's own versions first, then to
     `escalade/kernels`. `checks` verifies every load and store, `counts` counts them; see `docs/twin.md`.
     """
     if checks and counts:

@@ -134,7 +134,7 @@ def sanitizers() -> tuple[str, ...]:
 
 
 def _includes() -> tuple[str, ...]:
-    # -isystem silences warnings in NVIDIA's headers. The stand-ins shadow headers in our kernels folder.
+    # -isystem silences warnings in NVIDIA's headers. The twin's versions shadow headers in our kernels folder.
     return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(nvidia_headers()))
 
 

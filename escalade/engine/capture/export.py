@@ -114,7 +114,7 @@ class AnySize:
         self.graph.state_shapes = _state_shapes(self._snapshot.model)
         self._structure = example.structure
         self._templates = [(one.dtype, layout_of(one), one.device) for one in example.tensors]
-        """Properties of the example's tensors besides their shapes and contents."""
+        """Dtypes, devices and other properties of the example's tensors, except shapes and contents."""
         self._programs: list[Any] = []
         self._failures = 0 if self.graph.is_batched else 1
         """Number of sizes for which the symbolic export failed."""

@@ -112,7 +112,7 @@ def joint_graph_traced_once() -> Iterator[None]:
 
 
 def _traced_joint(function: Callable[..., Any]) -> torch.fx.GraphModule | None:
-    """Return the joint graph that a function of `aot_export_module` calls; None if it is not as we know it."""
+    """Return the joint graph that a function of `aot_export_module` calls; None in other PyTorch versions."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     free = dict(zip(code.co_freevars, cells or (), strict=False)) if code is not None else {}
     joint = free["fx_g"].cell_contents if free.keys() == {"fx_g", "metadata"} else None

@@ -123,7 +123,7 @@ def _is_module(argument: Any) -> bool:
 
 
 class BatchNotSymbolic(EscaladeError):
-    """A size depends on the batch in another way than by a factor, which a graph cannot represent."""
+    """A size is not a multiple of the batch size, so a graph cannot represent it."""
 
 
 class ExportReader(FxReader):

@@ -168,7 +168,7 @@ class GraphResult:
 
 @dataclass(frozen=True)
 class AotGraph:
-    """A graph for inputs of fixed shapes, and the results that are built from its outputs."""
+    """A graph for inputs of fixed shapes, and the module's results, built from the graph's outputs."""
 
     graph: Graph
     results: tuple[PassedThrough | GraphResult | int | float | bool | None, ...]

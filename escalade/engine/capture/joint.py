@@ -55,7 +55,7 @@ class Joint:
     traced: torch.fx.GraphModule
     """AOTAutograd's graph: from the graph's inputs to results that include its outputs."""
     results: tuple[int, ...]
-    """Which of these results each output of the graph is."""
+    """Index of each graph output among these results."""
     constants: tuple[torch.Tensor, ...] = ()
     """Constants of the loss, such as class weights; the graph has copies of them."""
 

@@ -221,7 +221,7 @@ def reject_foreign_side_effects(graph: torch.fx.Graph) -> None:
 def has_aliased_writes(graph: torch.fx.Graph, results: Collection[torch.fx.Node] = ()) -> bool:
     """Return True if a write in place is seen through another tensor, or one call writes to several tensors.
 
-    Such graphs have to be functionalized by PyTorch first, which takes seconds. A write to a view is none of them if
+    Such graphs have to be functionalized by PyTorch first, which takes seconds. A write to a view does not count if
     nothing reads the memory through another tensor later: `nn.Dropout(inplace=True)` after `flatten`, for example.
     `results` are the model's, for a graph without an output node.
     """

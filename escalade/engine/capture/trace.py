@@ -2,9 +2,9 @@
 
 `torch.export` handles any model, but takes seconds to load and propagates a symbol for the batch through each operator.
 Most models only call operators. Here such a model runs three times on fake tensors: with a batch of one, and with two
-batches so large that their multiples stand out among all sizes, one a prime and one with many small divisors. If all
-runs make the same calls, and none branches on the batch size or computes with it in an unsupported way, the graph holds
-for every batch size. Other models are left to `torch.export`.
+batch sizes whose multiples are recognizable among all sizes: a large prime, and a large number with many small
+divisors. If all runs make the same calls, and none branches on the batch size or computes with it in an unsupported
+way, the graph holds for every batch size. Other models are left to `torch.export`.
 """
 
 from __future__ import annotations

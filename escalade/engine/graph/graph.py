@@ -38,7 +38,7 @@ ORDERS = "orders"
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands for a value among the arguments of an `aten` node, by its role in the node's inputs."""
+    """Placeholder for a value among the arguments of an `aten` node, by its role in the node's inputs."""
 
     role: str
 
@@ -175,7 +175,7 @@ class Graph:
     """Range of each value of the fused graph, for quantized dtypes. Keys that begin with `KEPT` name layers of the
     model that stay in 16 bits."""
     calibrated: Mapping[str, CalibratedValue] = field(default_factory=dict)
-    """What calibration found about the values with a range; not saved."""
+    """Calibration results of the values with a range; not saved."""
     means: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Mean of each channel of the values that layers read, by which biases are corrected; empty: they are not."""
     typed: bool = False

@@ -68,7 +68,7 @@ class Aten(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return any layout, except for operators that may depend on strides and need NCHW.
 
-        These are operators of other libraries, and in typed graphs those that read NCHW images in capture.
+        Such operators come from other libraries; in typed graphs also those that read NCHW images during capture.
         """
         operator = resolve_operator(node.attributes["target"])
         is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
@@ -160,7 +160,7 @@ def results_of(
 
 
 def _call(operator: torch._ops.OpOverload, positional: list[Any], named: dict[str, Any]) -> Any:
-    """Call an operator, in fp32 if PyTorch does not implement it for 16 bits."""
+    """Call an operator; in fp32 if PyTorch has no 16-bit implementation."""
     try:
         return operator(*positional, **named)
     except torch.OutOfMemoryError:

@@ -108,7 +108,7 @@ class Attention(Operator):
 
     @staticmethod
     def _bias(node: Node, mask: str, graph: Graph) -> str | None:
-        """Return a mask as a bias of four dimensions; None if it is none."""
+        """Return a mask as a bias of four dimensions; None if it cannot be one."""
         sizes, keys = graph.shape_of(mask), AtenCall(node).value("key")
         assert keys is not None
         if mask in graph.constants:
@@ -206,7 +206,7 @@ def _additive_of_items(mask: torch.Tensor) -> torch.Tensor:
 
 
 def in_place(node: Node, role: str, view: torch.Tensor, dtype: str) -> Node | None:
-    """Return the node with an operand read through a view of another value, which is to be put in its place.
+    """Return the node with one operand replaced by another value, of which that operand is a view.
 
     None if its kernels cannot read these strides.
     """

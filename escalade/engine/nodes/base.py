@@ -134,7 +134,7 @@ class Operator(ABC):
     takes_any_rank: ClassVar[bool] = False
     """True if dimensions may be inserted or removed after the channels."""
     is_view: ClassVar[bool] = False
-    """True if the result is its input's elements, in PyTorch's order, with another shape."""
+    """True if the result has its input's elements, in PyTorch's order, in another shape."""
 
     @abstractmethod
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

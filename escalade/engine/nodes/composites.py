@@ -24,7 +24,7 @@ Capture = Callable[[Node, torch._ops.OpOverload, Graph], Node | str]
 
 
 class _NotComposed(EscaladeError):
-    """A call of a composite has no node, so that PyTorch computes the operator as a whole."""
+    """A call of the composition has no node; PyTorch then computes the original operator as a whole."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Value:
 
 
 class Calls:
-    """Calls that take the place of one call of the model, each matched as if the model had made it."""
+    """Calls that replace one call of the model, each matched as if the model had made it."""
 
     def __init__(self, node: Node, graph: Graph, capture: Capture) -> None:
         self.node, self.graph, self._capture = node, graph, capture
@@ -231,7 +231,7 @@ def _pool3d(name: str) -> Composite:
             along = {key: (value[0], _TRIVIAL[key][0]) for key, value in windows.items()}
             pixels = height * width
             steps.append((along, (batch, channels), (depth, pixels), (result[2], pixels)))
-        _require(len(steps) < 2 or not others.get("divisor_override"))  # which counts for both together
+        _require(len(steps) < 2 or not others.get("divisor_override"))  # it is of both windows together
         for window, outer, sizes, pooled in steps:
             image = calls.reshape(x, (*outer, *sizes))
             x = calls(name, (*outer, *pooled), self=_Value(image), **window, **others)
@@ -300,7 +300,7 @@ def _constant_pad(calls: Calls) -> str:
 
 
 def _with_channels(calls: Calls, x: str, around: Sequence[int], value: float) -> str:
-    """Compose images with constant channels before and behind theirs, and rows and columns around them."""
+    """Compose padding of images with a constant: channels before and after, rows and columns around."""
     result, given = calls.node.shape, calls.given("pad", ())
     if any(given[:4]):
         channels = calls.graph.shape_of(x)[1]

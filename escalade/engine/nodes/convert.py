@@ -144,7 +144,7 @@ _PARAMETERS = ("scale", "zero_point")
 
 
 class FakeQuantize(Operator):
-    """x rounded to multiples of `scale`, with codes from `lowest` to `highest`, of which `zero_point` stands for 0.
+    """x rounded to multiples of `scale`, with codes from `lowest` to `highest`, where `zero_point` encodes 0.
 
     Matches fake quantization, and a quantization whose result is dequantized. Quantized dtypes take the value's range
     from it (`passes/carried_ranges`); in other dtypes PyTorch computes it.
@@ -201,7 +201,7 @@ class FakeQuantize(Operator):
 
     @staticmethod
     def largest(node: Node, constants: Tensors) -> float:
-        """Return the largest magnitude that the codes stand for."""
+        """Return the largest magnitude that the codes represent."""
         scale, zero = (float(constants[node.inputs[role]]) for role in _PARAMETERS)
         lowest, highest = (node.attributes[name] - zero for name in ("lowest", "highest"))
         # A signed code has one more negative number, which a symmetric range does not cover.
@@ -223,7 +223,7 @@ def _as_float(graph: Graph, name: str, value: str | float) -> str:
 
 
 def _computed(node: Node, graph: Graph) -> str:
-    """Return the name of a new constant: the numbers that constant codes stand for."""
+    """Return the name of a new constant with the dequantized values of constant codes."""
     inputs = {role: graph.constants[name] for role, name in node.inputs.items()}
     read = {graph.weight_names[name] for name in node.inputs.values() if name in graph.weight_names}
     graph.fixed_weights |= read

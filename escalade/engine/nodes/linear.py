@@ -45,7 +45,7 @@ from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem, as_convolution
 from escalade.ops.shared.quantized_input import dequantized
 
-# Rows that fill a tile of wgmma, and products for which that is worth setting up tensor maps.
+# Rows that fill a wgmma tile, and the number of products from which setting up tensor maps is worth it.
 MANY_ROWS, MANY_PRODUCTS = 128, 2**30
 _NARROW_BYTES = {"float16": 2, "bfloat16": 2}
 """Bytes per element of the dtypes in which Hopper kernels read weights and gradients without packing."""

@@ -55,7 +55,7 @@ _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 
 class _RowOperator(Operator):
-    """A function of rows, or of the channels of images."""
+    """A node that computes each row, or the channels of each pixel, independently."""
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return PyTorch's order for rows; for channels, any layout if kernels for strided channels can hold them."""
@@ -281,7 +281,9 @@ class GroupNorm(Operator):
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
-        layout = {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}  # the same bytes in both
+        layout = (
+            {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}
+        )  # one pixel: the same bytes in both layouts
         return Lowered(
             GROUP_NORM, image_problem(GroupNormProblem, node, form, forms.stored, **layout), in_place="x"
         )

@@ -40,7 +40,7 @@ from escalade.ops.shared.windowed import output_size
 INDICES = "places"
 """Attribute of a max pool that writes its argmax indices, and name of their buffer."""
 _LARGE_PLANE = 1024
-"""Pixels from which the mean of a plane is a reduction of rows, which can share a plane among CTAs."""
+"""From this many pixels on, the mean of a plane is a row reduction, in which several CTAs can share a plane."""
 _WINDOW = {"kernel": pair(1), "stride": pair(1), "padding": pair(0), "ceil_mode": FLAG}
 
 

@@ -50,7 +50,7 @@ def _are_pads(value: Any) -> bool:
 
 
 class Pad2d(Operator):
-    """An image with rows and columns around it: a constant, its reflection, its border, or its opposite side."""
+    """Padded image: constant, reflected, replicated or circular."""
 
     name = "pad2d"
     preferred_layout = None
@@ -161,7 +161,7 @@ class Shuffle(Operator):
         if len(result) != 4 or not 0 < result[1] <= x[1]:
             raise SizeError(f"{list(result)} is not an image with channels of {list(x)}")
         if reach(result[1], ways, step) > x[1] or -(-result[1] // ways) > step:
-            raise SizeError(f"{x[1]} channels do not have {result[1]} that are {ways} ways of step {step}")
+            raise SizeError(f"{x[1]} channels are fewer than {result[1]} taken {ways} ways with step {step}")
         return {RESULT: (x[0], result[1], *x[2:])}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:

@@ -158,7 +158,7 @@ class Reduce(Operator):
 
     @staticmethod
     def _is_supported(node: Node, call: AtenCall, x: str, graph: Graph) -> bool:
-        """Return True for floating operands in their own dtype, of which only the values are wanted."""
+        """Return True for floating operands that are reduced in their own dtype, without indices."""
         return (
             node.is_floating
             and graph.dtype_of(x) == getattr(torch, node.dtype)
@@ -237,9 +237,9 @@ def _fits_layout(node: Node, layout: str) -> bool:
 
 
 def _split_sizes(shape: Sizes, order: tuple[int, ...], node: Node) -> tuple[int, int, int] | None:
-    """Return the numbers of elements outside, in and inside of the reduced dimensions, in memory order.
+    """Return the element counts before, in and after the reduced dimensions, in memory order.
 
-    None if these are not adjacent, or the others are in another order than in the result.
+    None if the reduced dimensions are not adjacent, or the others are in another order than in the result.
     """
     dims = node.attributes["dims"]
     reduced = [axis for axis, dim in enumerate(order) if dim in dims]

@@ -157,7 +157,7 @@ class Permute(Operator):
 
 
 class _AlongDimension(Operator):
-    """A value that is a part of another one along `dimension`, or consists of such parts."""
+    """A slice of another value along `dimension`, or a concatenation of such slices."""
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return NHWC along channels, which are then contiguous; along other dimensions images stay as they are."""
@@ -165,7 +165,7 @@ class _AlongDimension(Operator):
 
 
 class Slice(_AlongDimension):
-    """Elements of x along `dimension`, from `first` on, as many as the result has."""
+    """Contiguous range of x along `dimension`, starting at `first`; the result's size is its length."""
 
     name = "slice"
     signature = Signature({"x": ROWS}, {"dimension": INDEX, "first": INDEX})

@@ -139,7 +139,7 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),
 )
-# Then those that weigh estimates.
+# Passes that compare estimates; they run after those.
 _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ...] = (
     ("maxima", fuse_max_pools),
     ("batch_statistics", fuse_batch_norm_statistics),
@@ -233,11 +233,11 @@ def _fuse(graph: Graph, dtype: str) -> None:
     _epilogues(graph)
     fold_padding(graph)
     absorb_shuffles(graph, dtype)
-    if dtype in TENSOR_CORE_DTYPES:  # whose kernels take two inputs
+    if dtype in TENSOR_CORE_DTYPES:  # only their kernels accumulate a second input
         fuse_shortcuts(graph)
     if dtype in STEM_DTYPES:
         fuse_stem(graph)
     fuse_few_channels(graph)
     fuse_mlp(graph, dtype)
-    fuse_reduction_prologues(graph)  # of what no chain of layers has fused
+    fuse_reduction_prologues(graph)  # after chains of layers have fused theirs
     fuse_neighbors(graph)

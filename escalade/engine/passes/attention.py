@@ -127,7 +127,7 @@ def _scores(graph: Graph, value: str) -> _Scores | None:
 
 
 def _scale_and_bias(graph: Graph, scores: _Scores) -> tuple[float, torch.Tensor | None] | None:
-    """Return scale and bias, as a node has it, if that is the function of the scores; None for any other function."""
+    """Return scale and bias (in the node's form) if the function of the scores is affine; None for any other."""
     if not scores.steps:
         return 1.0, None
     shape = scores.product.shape
@@ -163,7 +163,7 @@ def _scale_and_bias(graph: Graph, scores: _Scores) -> tuple[float, torch.Tensor 
 
 
 def _unscaled(graph: Graph, value: str) -> tuple[str, float]:
-    """Return the operand and the factor of a value that is a multiple of one; else the value and 1."""
+    """Return operand and factor of a value that is a multiple of another; else the value itself and 1."""
     node = graph.nodes.get(value)
     if not Pointwise.matches(node) or len(node.inputs) != 1:
         return value, 1.0
@@ -182,7 +182,7 @@ def _unscaled(graph: Graph, value: str) -> tuple[str, float]:
 
 
 def _project_in_place(graph: Graph, node: Node, role: str) -> None:
-    """Let the projection of an operand read what was permuted to sequences, and permute its result, which is a view."""
+    """Move the permutation to sequences behind the projection of an operand, where it is only a view."""
     value = _split_before_permute(graph, node, role)
     while (before := graph.nodes.get(value)) is not None and not Linear.matches(before):
         if len(before.inputs) != 1 or not operator_of(before).may_alias(before):
@@ -227,7 +227,7 @@ def _split_before_permute(graph: Graph, node: Node, role: str) -> str:
 def _write_sequences(graph: Graph, node: Node) -> None:
     """Let attention write the order that its only reader permutes its result to.
 
-    If a layer follows whose result is permuted back, none of the two permutations is left.
+    If a layer follows whose result is permuted back, both permutations disappear.
     """
     permute = graph.only_user(node.name)
     if (

@@ -105,7 +105,7 @@ class Histogram:
         """Return the range whose codes lose the least information: the least Kullback-Leibler divergence.
 
         Elements beyond the range count as elements of its last bin, and each code's share of the elements is spread
-        evenly over the bins that it stands for.
+        evenly over the bins that it represents.
         """
         return min(self._candidates, key=lambda candidate: self._divergence(candidate, dtype))
 

@@ -1,7 +1,7 @@
 """Ranges that a model carries: those of its own quantize, dequantize and fake-quantize calls.
 
-Each reader of a quantized value gets the range as an attribute, and reads the value itself, so that the calls are in
-the way of no fusion. After the fusions the ranges belong to the values that the readers read then.
+Each reader of a quantized value gets the range as an attribute and reads the unquantized value, so that the calls block
+no fusion. After all fusions the ranges are assigned to the values that the readers then read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CARRIED = "carried_ranges"
 
 
 def note_ranges(graph: Graph) -> None:
-    """Remove the quantization of values that layers read, and note its range in the readers."""
+    """Remove quantization nodes, and store their ranges as attributes of the readers."""
     has_zero_points = 0
     for node in graph:
         if not FakeQuantize.matches(node) or node.name in graph.outputs:
@@ -44,7 +44,7 @@ def carried(node: Node) -> dict[str, float]:
 
 
 def with_carried_range(fused: Node, absorbed: Node, role: str) -> Node:
-    """Return a node that reads, as `role`, a value that a node absorbed by it has read, with the value's range."""
+    """Return the node with the range that an absorbed node had for the input that this one now reads as `role`."""
     value = fused.inputs[role]
     found = [largest for own, largest in carried(absorbed).items() if absorbed.inputs.get(own) == value]
     return fused.with_attributes(**{CARRIED: {**carried(fused), role: found[0]}}) if found else fused

@@ -106,7 +106,7 @@ def widen_mlp_gradients(graph: Graph) -> None:
 
 
 def _read_unrounded(graph: Graph, node: Node, cast: Node) -> None:
-    """Let slices of a rounded result read the result itself, if all that they are used for is fp32."""
+    """Let slices of a rounded result read the result itself, if they are only used in fp32."""
     slices = graph.readers(cast.name)
     if cast.name in graph.outputs or not all(Slice.matches(one) for one in slices):
         return
@@ -129,7 +129,7 @@ def _read_unrounded(graph: Graph, node: Node, cast: Node) -> None:
 
 
 def _views_and_readers(graph: Graph, value: Node) -> tuple[list[Node], list[Node]]:
-    """Return a node with all reshapes of its result, and the other nodes that read any of them."""
+    """Return a node with all reshapes of its result, and the remaining readers of these."""
     views: list[Node] = [value]
     readers: list[Node] = []
     for view in views:

@@ -59,7 +59,7 @@ def fuse_residuals(graph: Graph) -> None:
 
 
 def _can_add(graph: Graph, value: str, node: Node) -> bool:
-    """Return True if `value` is produced by a layer that can compute the addition `node` and what that applies."""
+    """Return True if the layer that produces `value` can compute the addition `node` and its activation."""
     layer = graph.nodes.get(value)
     if layer is None or not operator_of(layer).takes_residual(layer) or "residual" in layer.inputs:
         return False
@@ -124,6 +124,7 @@ def _moving(node: Node, expression: Expression, graph: Graph) -> Node | None:
     if Pad2d.matches(node) and min(a["pads"]) >= 0:
         if a["mode"] != "constant":
             return node
+        # f(pad(x, v)) = pad(f(x), f(v)); names of problems hold finite numbers only.
         value = expression.evaluate({"x": torch.tensor(a["value"], device="cpu")})[0].item()
         return node.with_attributes(value=value) if math.isfinite(value) else None
     is_repetition = Upsample2d.matches(node) and a["mode"] in ("nearest", "nearest_exact")

@@ -29,7 +29,7 @@ from escalade.ops.mlp import MLP
 from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
 from escalade.ops.squeeze_excite import one_launch_pays
 
-MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one block's shared memory
+MAX_WEIGHT_BYTES = TWIN.shared_bytes  # of all layers in 16 bits: they stay in one CTA's shared memory
 MAX_HIDDEN = 2048  # features between two layers, in the same shared memory: 8 KiB per row in fp32
 # Products that CUDA cores compute in about the time in which tensor cores compute the layers one by one: 8 us at the
 # 8 TFLOP/s of `persistent` in fp16 on an H200.
@@ -305,7 +305,7 @@ def _gate(graph: Graph, pool: Node) -> list[Node]:
 
 
 def _fused_gate(graph: Graph, chain: Sequence[Node], dtype: str) -> Node | None:
-    """Return one node for a gate; None if it does not map the channels to themselves, or three launches are faster."""
+    """Return one node for a gate; None if it changes the number of channels, or three launches are faster."""
     pool, squeeze, excite = (node for node in chain if not Reshape.matches(node))
     image = tuple(size for size in graph.shape_of(pool.inputs["x"]) if isinstance(size, int))
     down, up = (graph.constants[layer.inputs["weight"]].shape[:2] for layer in (squeeze, excite))

@@ -47,10 +47,11 @@ def _has_adjacent_windows(node: Node) -> bool:
 
 
 def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
-    """Return True if only the pool reads the layer, dtypes are equal, and no window reaches over the edge."""
+    """Return True if only the pool reads the layer, dtypes are equal, and no window exceeds the image."""
     a = layer.attributes
     if a.get("quantized") or "pool" in a:
         return False
+    # Windows without a positive element have no index after a ReLU: the gradient expects the same rule.
     if INDICES in pool.attributes and pool.attributes["behind_relu"] != a["relu"]:
         return False
     own = {pool.name, *(node.name for node in side_outputs_of(pool, graph))}
@@ -64,7 +65,7 @@ def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
 
 
 def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Return True if a rung for both is estimated to take less time than the two steps."""
+    """Return True if a fused rung is estimated to take less time than the two steps."""
     layer_forms = forms.of(layer)
     choice = None if layer_forms is None else estimates.choice(fused, layer_forms, exact=True)
     if choice is None or layer_forms is None:
@@ -124,6 +125,7 @@ def _hoisting_is_faster(
     stored = stored_forms(graph, dtype)
     forms = Forms(dtype, stored, graph.constants)
     x, pool = old[0].inputs["x"], new[0]
+    # Averaging first must not add a conversion.
     if x not in stored or stored[x].layout != stored[old[1].name].layout:
         return False
     forms.add(pool.name, replace(stored[old[1].name], shape=fixed_shape(pool.shape, 1)))

@@ -47,7 +47,7 @@ def _converts_to(node: Node, layout: str) -> bool:
 
 
 def _between_conversions(graph: Graph, first: Node) -> list[Node]:
-    """Return all nodes that images in NHWC connect to a conversion, in order; empty if they are many."""
+    """Return all nodes connected to a conversion by NHWC images, in order; empty if there are more than the limit."""
     users = graph.users()
     found, pending = {first.name}, [first]
     while pending:
@@ -124,7 +124,7 @@ def _fuse_vectors(graph: Graph, steps: Iterable[Node]) -> None:
 
 
 def _function_of_vectors(graph: Graph, node: Node) -> tuple[Expression, dict[str, torch.Tensor]] | None:
-    """Return a node as an expression of x and of vectors by name; None if it is none."""
+    """Return a node as an expression of x and of vectors by name; None if it has no such form."""
     if BatchNorm.matches(node):
         weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in STATISTICS)
         scale = weight / (variance + node.attributes["epsilon"]).sqrt()
@@ -151,13 +151,14 @@ def _function_of_vectors(graph: Graph, node: Node) -> tuple[Expression, dict[str
 def _is_plain_image(name: str, graph: Graph) -> bool:
     """Return True for an image that kernels can read: computed by one, or given in fp32."""
     entry = next((entry for entry in graph.inputs if entry.name == name), None)
+    # Kernels in tf32 read fp32 images; inputs of other dtypes need the conversion to cast them.
     if entry is not None:
         return entry.dtype == "float32"
     return name in graph.nodes and layout_of(graph.nodes[name]) == "nchw"
 
 
 def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
-    """Return a node that reads and writes NCHW; None if there is none."""
+    """Return the node with NCHW input and output; None if it has no NCHW kernel."""
     images = {role: "nchw" for role, name in node.inputs.items() if name in in_nchw}
     if not _is_convolution(node):
         layouts = operator_of(node).layouts(node, images)
@@ -214,6 +215,7 @@ def _remove_output_conversion(graph: Graph, node: Node) -> bool:
 def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estimates: Estimates) -> bool:
     forms = assumed_forms(trial, dtype, "nchw")
     changed = [trial.nodes[node.name] for node in steps if node.name in trial.nodes]
+    # Other rungs convert to NHWC themselves, or use CUDA cores.
     if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if _is_convolution(node)):
         return False
     before = estimates.total_us(steps, assumed_forms(graph, dtype, "nchw"))

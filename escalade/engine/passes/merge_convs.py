@@ -86,6 +86,7 @@ def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, es
     stored = stored_forms(graph, dtype)
     forms = Forms(dtype, stored, graph.constants)
     form = stored[convs[0].name]
+    # A slice of channels must begin at a multiple of 16 bytes in every pixel, for vector loads.
     if form.layout != "nhwc" or any(_channels(node) * form.dtype.itemsize % VECTOR_BYTES for node in convs):
         return False
     users = graph.users()

@@ -27,7 +27,7 @@ _VARIANCES = ("v + {epsilon}", "{epsilon} + v")
 def recognize_norms(graph: Graph) -> None:
     """Replace (x - mean) / sqrt(variance + epsilon), or x divided by its RMS, by a LayerNorm.
 
-    It normalizes rows, or the channels of images. What the model multiplies and adds per channel becomes its weight and
+    It normalizes rows, or the channels of images. Factors and terms per channel that follow become its weight and
     bias.
     """
     for node in graph:
@@ -94,7 +94,7 @@ def _means(graph: Graph, x: str, variance: Node) -> list[Node]:
 
 
 def _ancestors(graph: Graph, name: str) -> list[str]:
-    """Return the values of up to two pointwise nodes before a value that have its shape, the nearest first."""
+    """Return up to two preceding pointwise values of the same shape, the nearest first."""
     found, last = [], [name]
     for _ in range(2):
         nodes = [graph.nodes[one] for one in last if Pointwise.matches(graph.nodes.get(one))]
@@ -117,7 +117,7 @@ def _quotient(graph: Graph, variance: Node, shape: object) -> Node | None:
 
 
 def _expression(graph: Graph, name: str, names: dict[str, str]) -> Expression:
-    """Return a value as an expression of the values of `names`, by their keys there, and of whatever else it reads."""
+    """Return a value as an expression of the values in `names`, under their keys, and of its other inputs."""
     by_value = {value: key for key, value in names.items()}
 
     def of(value: str, depth: int) -> Expression:

@@ -141,7 +141,7 @@ def _has_readable_forms(prologue: _Prologue, producer: Node, stored: Mapping[str
 def _is_faster(
     graph: Graph, node: Node, producer: Node, prologue: _Prologue, forms: Forms, estimates: Estimates
 ) -> bool:
-    """Return True if a rung for both is estimated to take less time than the two steps."""
+    """Return True if a fused rung is estimated to take less time than the two steps."""
     fused = _with_prologue(node, prologue, prologue.operands)
     pitches = _pitch_of_x(prologue.x, graph) if Conv2d.matches(node) else {}  # pools read dense pixels
     choice = estimates.choice(fused, forms, pitches)

@@ -31,7 +31,7 @@ from escalade.ops.shared.quantized_input import CHANNEL_UNIT
 SMALLEST_SCALE = 2.0**-40  # scale of values that were all zero
 
 GRID_SAMPLE = 16
-"""Weights of a filter that are compared with each possible step first."""
+"""Number of weights per filter that are tested against each possible step before all are."""
 GRID_ERROR = 1e-3
 """Distance from a multiple, in steps, that rounding to fp32 explains: 127 codes times a few units of 2^-24, and more
 after a BatchNorm has been folded."""
@@ -42,15 +42,15 @@ MOST_TAPS = 49
 """Taps of a depthwise filter that is quantized: windows of larger ones may not fit into shared memory."""
 
 # Times per image in ns on an H200, to weigh what quantization saves against the steps that only quantize values.
-NS_A_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
-NS_A_BYTE = 1 / 4200  # of memory traffic
-NS_A_LAUNCH = 2000 / 32  # at batch 32
+NS_PER_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
+NS_PER_BYTE = 1 / 4200  # of memory traffic
+NS_PER_LAUNCH = 2000 / 32  # at batch 32
 
 
 def quantize_convolutions(graph: Graph, dtype: str, only: Collection[str] | None = None) -> None:
-    """Quantize every convolution that kernels support, and store values that only such convolutions read in bytes.
+    """Quantize every convolution that kernels support, and store values in bytes that only such convolutions read.
 
-    A graph without ranges is left as it is. `only` names the convolutions to quantize, whatever time that takes.
+    A graph without ranges is unchanged. `only` names the convolutions to quantize, whether or not that is faster.
     """
     _Quantization(graph, graph.ranges, dtype, only).apply()
 
@@ -64,7 +64,7 @@ def quantized_weights(node: Node) -> dict[str, str]:
 
 
 def _is_depthwise(node: Node) -> bool:
-    """Return True for one filter per group, as far as the node tells; there may be several channels per group."""
+    """Return True for one filter per group; the node does not show if a group has several channels."""
     groups = node.attributes["groups"]
     return groups > 1 and groups == node.shape[1] and node.attributes["dilation"] == (1, 1)
 
@@ -85,12 +85,12 @@ def _values(node: Node) -> dict[str, str]:
 
 
 def _steps(weight: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return for each filter the number that its codes are multiples of, so that all codes are used."""
+    """Return the scale of each filter, chosen so that its codes use the full range."""
     return weight.flatten(1).abs().amax(1) / LARGEST[dtype]
 
 
 def _grid(weight: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return the same for integers, or the filter's own step if its weights are multiples of one.
+    """Return the scale per filter for integers: the filter's own step if its weights are multiples of one.
 
     The weights of a model that was quantized before keep their codes.
     """
@@ -108,7 +108,7 @@ def _grid(weight: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def _are_multiples(rows: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether its numbers are multiples of its step, as far as fp32 tells."""
+    """Return per row True if its numbers are multiples of its step, up to fp32 rounding."""
     codes = rows / step.view(-1, 1)
     return (codes - codes.round()).abs().amax(1) < GRID_ERROR
 
@@ -269,14 +269,14 @@ class _Quantization:
             for role in quantized_weights(node):
                 _, channels, *taps = self.graph.constants[node.inputs[role]].shape
                 if node.attributes["groups"] == 1:  # depthwise layers have no faster products
-                    saved += NS_A_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
+                    saved += NS_PER_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
             for value in _values(node).values():
-                saved += NS_A_BYTE * self._elements(value)  # read as one byte less
+                saved += NS_PER_BYTE * self._elements(value)  # one byte less per element is read
                 if value in self.in_bytes:
-                    saved += NS_A_BYTE * self._elements(value)  # and written
+                    saved += NS_PER_BYTE * self._elements(value)  # and written
                 else:
                     copied.add(value)
-        return saved - sum(NS_A_LAUNCH + 3 * NS_A_BYTE * self._elements(value) for value in copied)
+        return saved - sum(NS_PER_LAUNCH + 3 * NS_PER_BYTE * self._elements(value) for value in copied)
 
     def _elements(self, value: str) -> int:
         """Return the elements of a value per item of a batch."""
@@ -339,7 +339,7 @@ class _Quantization:
     def _mean_error(
         self, weight: torch.Tensor, scaled: torch.Tensor, step: torch.Tensor, value: str, is_depthwise: bool
     ) -> torch.Tensor:
-        """Return the mean error of each filter's result that rounding its weights causes, away from the border."""
+        """Return the mean error per filter that weight rounding causes in the result, ignoring image borders."""
         if value not in self.graph.means:
             return torch.zeros_like(step)
         errors = stored_as(scaled, STORAGE[self.dtype]).double() * step.view(-1, 1, 1, 1) - weight

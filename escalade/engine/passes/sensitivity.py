@@ -19,7 +19,7 @@ Track = Callable[[Iterable[str], str, int], Iterable[str]]
 def agreement(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return how well results agree, up to 1.
 
-    For rows of two or more numbers, as of a classifier, it is the share whose largest number is at the same place. For
+    For rows of two or more numbers, as from a classifier, it is the share of rows with the same argmax. For
     other results it is one less their relative error.
     """
     if expected.dim() == 2 and expected.shape[1] > 1:
@@ -73,7 +73,7 @@ class Sensitivity:
         return min(means, default=1.0)
 
     def kept_for(self, accuracy: float, costs: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the fewest layers, of the largest costs, with which the results agree at least this well."""
+        """Return the shortest prefix of the costliest layers whose exclusion reaches this agreement."""
         order = list(
             dict.fromkeys(self.layers[name] for name in sorted(costs, key=costs.__getitem__, reverse=True))
         )

@@ -1,4 +1,4 @@
-"""Removal of stacks and of `slice_scatter`: readers use what was stacked or written, and neither is written to memory.
+"""Removal of stacks and of `slice_scatter`: readers use the stacked or scattered values directly.
 
 Weighted branches of a network are often a reduction over a stacked dimension: `(stack(a, b) * softmax(w)).sum(1)`.
 Channels that are split into groups, as in `x.view(batch, 2, channels, height, width).sum(1)`, are a stack of slices,
@@ -210,7 +210,7 @@ def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
 
 
 def _redirect_read(graph: Graph, reader: Node, write: _SliceWrite) -> None:
-    """Redirect a slice that lies within the written range, or outside of it, to the value that it comes from."""
+    """Redirect a slice that is entirely inside or outside the written range to its source."""
     if not Slice.matches(reader) or reader.attributes["dimension"] != write.dimension:
         return
     first, length = reader.attributes["first"], reader.shape[write.dimension]
@@ -226,7 +226,7 @@ def _redirect_read(graph: Graph, reader: Node, write: _SliceWrite) -> None:
 
 
 def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
-    """Replace the write by a concatenation of what is left of the value and the source."""
+    """Replace the write by a concatenation of the source and the unwritten rest of the value."""
     dimension = write.dimension
     size = node.shape[dimension]
     assert isinstance(size, int)

@@ -23,8 +23,7 @@ from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_op
 from escalade.ops.expressions import IDENTITY, Expression
 
 WORTHWHILE = 0.9
-"""Share of the estimated time from which on sums are left to the normalization's own kernels: estimates are off by
-about as much."""
+"""A fusion must take less than this fraction of the unfused estimate: estimates are off by about as much."""
 
 
 def fuse_batch_norm_epilogues(graph: Graph) -> None:
@@ -151,6 +150,7 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
         forms = forms or assumed_forms(graph, dtype)
         if not estimates.favor((summed, rest), (gradient, node), forms.of(node), WORTHWHILE):
             continue
+        # The convolution now writes its gradient already masked, which is the residual's gradient.
         if RESIDUAL_GRADIENT in outputs:
             graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)
         graph.nodes |= {summed.name: summed, rest.name: rest}

@@ -1,8 +1,7 @@
-"""Training steps: values that gradients read are written again by kernels that read what they are computed from.
+"""Training steps: recompute activations in backward kernels that read the activations' inputs anyway.
 
-The gradient of a batch normalization reads x, so it can also write what the forward pass computed from x. That takes
-one write. The forward pass's own result then lives until its last reader there, and gradients of weights wait for the
-other one.
+The gradient of a batch normalization reads x, so its kernel can also write relu(norm(x)) again, for the price of one
+write. The buffer of the forward pass is then free after its last forward reader. Weight gradients read the second copy.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from escalade.ops.pointwise import MOST_RESULTS
 from escalade.ops.shared.pointwise import result_names
 
 ENOUGH = 0.75
-"""Share of the peak that is low enough: beyond, time is worth more than memory."""
+"""Fraction of the peak at which recomputation stops: below it, time is worth more than memory."""
 MOST_TIME = 0.02
-"""Share of the time to move all values, to spend on writing some again. Steps take longer than that time."""
+"""Time budget for recomputation, relative to the DRAM time of all values; a real step takes longer than that time."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +42,22 @@ class Span:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that need not be kept after node `early`, because it is computed again before it is read."""
+    """A value that may be freed after node `early`, because it is recomputed before its next reader."""
 
     name: str
     bytes: int
     early: int
     end: int
-    """The first node after `early` at which it is live again, or would be dead anyway."""
+    """The first node after `early` at which the value is live again, or was dead already."""
     extended: tuple[Span, ...]
-    """What lives on or is added for that. A span excludes its first node, where the bytes are live anyway."""
+    """Live ranges that recomputation adds. A span excludes its first node, where the bytes are live anyway."""
     us: float
-    """Estimated time to compute it again."""
+    """Estimated time to recompute the value."""
     host: str = ""
-    """The node whose kernels write it again; empty: a second copy of its own node."""
+    """The node whose kernel writes the value as a side output; empty: a second copy of the value's own node."""
 
     def apply(self, live: list[int]) -> None:
-        """Change the bytes that are live at each node, as if it were computed again."""
+        """Update the live bytes per node as if the value were recomputed."""
         for place in range(self.early + 1, self.end):
             live[place] -= self.bytes
         for span in self.extended:
@@ -72,9 +71,9 @@ class Candidate:
 
 
 def choose(live: list[int], left: list[Candidate], most_bytes: float, most_us: float) -> Iterator[Candidate]:
-    """Yield candidates until no more than `most_bytes` is live, those that save most at the peak for their time first.
+    """Yield candidates until at most `most_bytes` are live; the most bytes saved at the peak per microsecond first.
 
-    `live` is changed as if they were computed again. The caller may remove others from `left` in between.
+    `live` is updated per candidate. Between candidates the caller may remove others from `left`.
     """
     while max(live) > most_bytes:
         peak = live.index(max(live))
@@ -89,7 +88,7 @@ def choose(live: list[int], left: list[Candidate], most_bytes: float, most_us: f
 
 
 def recompute_in_gradients(graph: Graph, dtype: str, estimates: Estimates) -> None:
-    """Let gradients write values again that the forward pass would have to keep, until memory is low enough."""
+    """Recompute activations in gradient kernels until the peak falls to `ENOUGH` or the time budget is spent."""
     forms = assumed_forms(graph, dtype)
     spans = _spans(graph, forms)
     live = [0] * (len(graph.nodes) + 1)
@@ -111,7 +110,7 @@ def recompute_in_gradients(graph: Graph, dtype: str, estimates: Estimates) -> No
 
 
 def _spans(graph: Graph, forms: Forms) -> dict[str, Span]:
-    """Return when the bytes of each value are live, as if every concatenation were one buffer with its members."""
+    """Return the live range of each buffer; a concatenation and its members count as one buffer."""
     places = {node.name: place for place, node in enumerate(graph)}
     owner: dict[str, str] = {}
     for node in graph:
@@ -150,7 +149,7 @@ def fused_candidates(
     time: Callable[[int], float],
     places: Mapping[str, int] | None = None,
 ) -> Iterator[Candidate]:
-    """Yield the values that a later node's kernels can write again, with the `time` to write their bytes."""
+    """Yield the values that the kernel of a later node can recompute; `time` estimates the cost of writing bytes."""
     places = places or {node.name: place for place, node in enumerate(graph)}
     for node in graph:
         own = spans.get(node.name)
@@ -175,7 +174,7 @@ def fused_candidates(
 
 
 def _is_computable(node: Node, graph: Graph) -> bool:
-    """Return True for a normalization without a residual, and for functions of single elements."""
+    """Return True for normalizations without a residual, and for pointwise functions."""
     if not node.is_floating or is_random(node):
         return False
     if BatchNorm.matches(node) or BatchNormTraining.matches(node):
@@ -185,9 +184,9 @@ def _is_computable(node: Node, graph: Graph) -> bool:
 
 
 def _last_readers(node: Node, graph: Graph, places: Mapping[str, int]) -> tuple[int, list[Node]]:
-    """Return the nodes that read a value, or a view of it, after the longest time without one, and when that begins.
+    """Return the position before the longest gap between readers (views included), and the readers after the gap.
 
-    No node, if nothing reads the value.
+    The list is empty if nothing reads the value.
     """
     readers = sorted(_readers(node.name, graph), key=lambda one: places[one.name])
     uses = [places[node.name], *(places[one.name] for one in readers)]
@@ -211,7 +210,7 @@ def _viewed(name: str, graph: Graph) -> str:
 
 
 def _hosts(node: Node, graph: Graph) -> Iterator[Node]:
-    """Yield the nodes whose kernels read all that a value is computed from."""
+    """Yield the nodes whose kernels read all inputs that a value is computed from."""
     is_norm = BatchNorm.matches(node) or BatchNormTraining.matches(node)
     large = [name for name in node.inputs.values() if graph.shape_of(name) == node.shape]
     if not large:
@@ -234,12 +233,12 @@ def _hosts(node: Node, graph: Graph) -> Iterator[Node]:
 
 
 def _can_wait(waiting: Collection[Node], host: Node, graph: Graph) -> bool:
-    """Return True if a node does not depend on the readers of a value that it is to write again."""
+    """Return True if a host can recompute a value for these readers, i.e. depends on none of them."""
     return bool(waiting) and not depends_on(host.name, [one.name for one in waiting], graph)
 
 
 def write_again(graph: Graph, candidate: Candidate) -> None:
-    """Let the kernels of a candidate's host write it again for its last readers, unless the host now needs these."""
+    """Make the value a side output of its host for its last readers, unless the host now depends on them."""
     node, host = graph.nodes[candidate.name], graph.nodes[candidate.host]
     places = {one.name: place for place, one in enumerate(graph)}
     _, waiting = _last_readers(node, graph, places)
@@ -259,7 +258,7 @@ def write_again(graph: Graph, candidate: Candidate) -> None:
 
 
 def _redirect(graph: Graph, old: str, new: str, waiting: Collection[str]) -> None:
-    """Let these nodes read another value instead, or another view where they read a view."""
+    """Let these nodes read `new` instead of `old`; views in between are duplicated."""
     for one in graph.readers(old):
         if operator_of(one).is_view:
             if any(reader.name in waiting for reader in _readers(one.name, graph)):
@@ -271,7 +270,7 @@ def _redirect(graph: Graph, old: str, new: str, waiting: Collection[str]) -> Non
 
 
 def _writing(node: Node, host: Node) -> tuple[Node, str]:
-    """Return the host that also writes a value, and the buffer it is written to."""
+    """Return the host with the value as a side output, and the name of that output's buffer."""
     if BatchNormBackward.matches(host):
         function = activation_of(node).text
         return host.with_inputs(bias=node.inputs["bias"]).with_attributes(recompute=function), RECOMPUTED

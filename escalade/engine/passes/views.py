@@ -177,7 +177,7 @@ _PAIRS = ("kernel", "stride", "padding", "dilation")
 def pool_channels_last(graph: Graph) -> None:
     """Let windows over channels slide along the rows of NHWC pixels.
 
-    A model views an image as [batch, 1, channels, pixels] for them. In PyTorch's order that takes a conversion before
+    Models write such pools as [batch, 1, channels, pixels]. In NCHW that takes one conversion before
     and one after.
     """
     for node in graph:
@@ -205,7 +205,7 @@ def _image_of(graph: Graph, node: Node) -> str | None:
 
 
 def _is_nhwc(graph: Graph, name: str) -> bool:
-    """Return True if a layer computes a value in NHWC, or others do that it is a pointwise function of."""
+    """Return True if a layer computes the value in NHWC, directly or followed by pointwise functions."""
     node = graph.nodes.get(name)
     if node is None:
         return False

@@ -67,6 +67,7 @@ class StepChoices:
         if node.name in self.pytorch_nodes:
             return PlanStep(node, why_pytorch=self.pytorch_nodes[node.name])
         side_output = side_buffer_of(node)
+        # The producer's kernel writes it along with its own result.
         if side_output is not None:
             producer = self.of(self._nodes[side_output.node])
             return PlanStep(node, side_output=side_output) if producer.recipe else PlanStep(node)
@@ -178,7 +179,7 @@ def _check_output_size(node: Node, lowered: Lowered, form: Form) -> None:
 
 
 def _lowest_rung(lowered: Lowered, place: DeviceOrCard) -> Choice:
-    """Choose the lowest rung that supports the problem and keeps no state shared between calls."""
+    """Choose the lowest rung that supports the problem and keeps no state between calls."""
     for rung in lowered.operation.ladder.on(Card.of(place)):
         if rung.refusal(lowered.problem) is None:
             choice = choose(lowered.operation, lowered.problem, place, rung.name)

@@ -127,7 +127,7 @@ class PlanKernels:
         return call
 
     def _first_run(self) -> torch.cuda.Stream:
-        """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
+        """Prepare all steps on a stream that supports graph capture. Afterwards weights are packed for use on
         every stream.
         """
         stream = dedicated_stream(self._device, computes=True)

@@ -124,6 +124,8 @@ class Liveness:
             elif step.lowered and step.lowered.in_place:
                 candidate = step.node.inputs[step.lowered.in_place]
                 root = _root(candidate, owner)
+                # Overwrite an operand whose last reader is this step. Not an input, which may be the caller's tensor;
+                # not PyTorch's memory, which the arena does not own; and not a value that the step reads in two roles.
                 if (
                     root in live_until
                     and root not in inputs
@@ -142,6 +144,8 @@ class Liveness:
             else:
                 live_until[name] = last[name]
         in_arena = {_root(name, owner) for name in graph.outputs}
+        # Outputs need an address that callers and CUDA graphs know: PyTorch's results among them are copied to the
+        # arena.
         not_in_arena = (in_pytorch - in_arena) | bound
         pytorch_owned = {
             name: live_until[_root(name, owner)] for name in first if _root(name, owner) in not_in_arena

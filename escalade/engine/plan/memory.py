@@ -103,6 +103,8 @@ class PlanValues:
             self.at(name).copy_(result)
             return
         own = result.to(self._plan.forms[name].dtype)
+        # Some PyTorch operators return their input although their schema does not declare an alias. The plan may reuse
+        # the input's bytes, so the result is copied.
         unexpected = self._is_in_arena(own) and not operator_of(step.node).may_alias(step.node)
         self._pytorch_owned[name] = own.clone() if unexpected else own
 

@@ -66,6 +66,8 @@ def make_plan(
         for role, name in step.node.inputs.items()
         if name in graph.constants
     ) | dict.fromkeys(ConstantForm(name, OWN) for name in graph.outputs if name in graph.constants)
+    # Counters are zeroed once and reset by the kernels that use them. Packed weights can be kept only if no step
+    # computes them. All other workspaces are scratch in the arena.
     persistent = {
         step.workspace_name(workspace): workspace
         for step in steps
@@ -181,6 +183,7 @@ def _step(node: Node, layout: SubbufferLayout, choices: StepChoices) -> PlanStep
         return PlanStep(node, is_alias=True)
     roles = {**node.inputs, RESULT: node.name}
     used = {role: layout.subbuffers[name] for role, name in roles.items() if name in layout.subbuffers}
+    # A concatenation whose kernel copies some of its members.
     if node.name in layout.fused_copies:
         return choices.at_offsets(node, _placements(used))
     step = choices.of(node)
@@ -188,6 +191,7 @@ def _step(node: Node, layout: SubbufferLayout, choices: StepChoices) -> PlanStep
         return choices.at_offsets(node, _placements(used)) if used else step
     if step.lowered is None or step.choice is None or not used:
         return step
+    # Kernels use 16-byte accesses; PyTorch's operators accept any address.
     if not all(layout.is_aligned(roles[role]) for role in used):
         return PlanStep(node)
     problem = pitched_problem(step, {role: one.pitch for role, one in used.items() if one.pitch})

@@ -49,6 +49,8 @@ def program_for(plan: Plan, constants: ConstantCache, device: torch.device) -> B
 def is_faster_stepwise(plan: Plan, card: Card) -> bool:
     """Return True if the copies that a CUDA graph needs take longer than launching the steps one by one."""
     steps = [step for step in plan.steps if step.runs]
+    # Without PyTorch steps a CUDA graph reads and writes the caller's tensors, without copies. Here every value is a
+    # dense tensor of its own, so plans with pitches, side outputs or subbuffers cannot run.
     if not plan.fallbacks or any(form.pitch for form in plan.forms.values()):
         return False
     if any(step.side_output is not None for step in plan.steps):
@@ -137,6 +139,7 @@ class StepwiseProgram:
             results = [self._output(name, values) for name in plan.graph.outputs]
             # A result that is a view of an input must be read before another result overwrites that input.
             return copy_into(out, [one if is_apart(one, out) else one.clone() for one in results])
+        # Callers may write to results: these must not share memory with inputs, weights or each other.
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
         for name, dtype in zip(plan.graph.outputs, plan.output_dtypes, strict=True):

@@ -113,7 +113,7 @@ class _SubbufferAssignment:
         self.fused_copies: set[str] = set()
         """Concatenations that copy the members that cannot be written in place."""
         self._copies: set[str] = set()
-        """Copies that stand in for members that cannot be written in place."""
+        """Copies that replace members that cannot be written in place."""
 
     def subbuffer(self, name: str) -> Subbuffer:
         """Return the location of a value, which is its own root if it is inside no other."""

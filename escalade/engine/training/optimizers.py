@@ -117,7 +117,7 @@ def _number(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class GradientForm:
-    """What an optimizer's rule does to gradients first."""
+    """Preprocessing of gradients before the optimizer's rule."""
 
     divided: bool
     """True if they are divided by a scalar on the device: loss scale, calls, and the excess of their norm."""
@@ -344,7 +344,7 @@ class ParameterGroup:
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
-    """Return corresponding pieces of tensors, so small that what is computed from them stays in a CPU's cache."""
+    """Split tensors into corresponding chunks, small enough that intermediate results stay in the CPU's cache."""
     strides = tensors[0].stride()
     if not all(one.stride() == strides and is_packed(one, layout_of(one)) for one in tensors):
         return [tuple(tensors)]

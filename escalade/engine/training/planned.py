@@ -75,7 +75,7 @@ class PlannedStep:
         bound |= {cast.name: torch.empty_like(bound[cast.source], dtype=cast.dtype) for cast in casts}
         alone = _inputs_read_as_cast(graph, casts, given)
         self._inputs = [bound[alone.get(name, name)] for name in given]
-        for name in alone:  # only its cast has memory
+        for name in alone:  # only its cast is stored
             del bound[name]
         graph.inputs = tuple(entry for entry in graph.inputs if entry.name not in alone)
         owned = sum(one.nbytes for one in own)
@@ -281,7 +281,7 @@ def _flatten_gradients(
 
 
 def _flat_offsets(trained: list[nn.Parameter]) -> list[int]:
-    """Return where each parameter's gradient begins in one tensor, aligned, and where the last ends."""
+    """Return the aligned offset of each parameter's gradient in one flat tensor, and the total size."""
     step = ALIGNMENT // torch.float32.itemsize
     return list(accumulate((-(-one.numel() // step) * step for one in trained), initial=0))
 

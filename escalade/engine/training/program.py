@@ -148,7 +148,7 @@ class OperatorStep(_HostStep):
         inputs: Sequence[torch.Tensor],
         kept: Sequence[int],
     ) -> None:
-        """`kept` are the indices of the module's results that the plan has, too."""
+        """`kept` are the indices of the module's results that the plan also returns."""
         super().__init__(plan, (_output_buffer(plan, name) for name in plan.graph.outputs))
         self._module, self._inputs, self._kept = module, tuple(inputs), tuple(kept)
 

@@ -1,4 +1,4 @@
-"""Fit a training step into a memory budget: compute cheap activations again where gradients read them."""
+"""Fit a training step into a memory budget: recompute cheap activations in the backward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 
 _MOST_ROUNDS = 4
-"""Plans to make at most: offsets in the arena depend on more than what is live at its peak."""
+"""Maximum number of replans: fragmentation makes the arena larger than the live bytes at the peak."""
 
 
 def fit_memory(graph: Graph, plan_of: Callable[[Graph], Plan], budget: int, card: Card) -> Graph:
-    """Return the graph with values computed twice, so that the arena of its plan has at most `budget` bytes."""
+    """Return the graph with activations recomputed, so that the plan's arena has at most `budget` bytes."""
     least = first = plan_of(graph)
-    # What a gradient writes again keeps others alive until then. A second copy of a node takes more time, but may take
-    # less memory.
+    # A side output of a gradient kernel is the cheaper way, but may extend other live ranges. A second copy of the node
+    # takes more time, but may take less memory.
     for fused in (True, False):
         found, plan = graph, first
         for _ in range(_MOST_ROUNDS):
@@ -42,7 +42,7 @@ def fit_memory(graph: Graph, plan_of: Callable[[Graph], Plan], budget: int, card
         least = min(least, plan, key=lambda one: one.arena_bytes)
     raise UnsupportedError(
         f"memory={budget}: the values of this step take at least {least.arena_bytes} bytes at this batch size, even if "
-        "what is cheap is computed twice; pass more, or a smaller batch"
+        "cheap activations are recomputed; pass more memory or a smaller batch"
     )
 
 
@@ -60,7 +60,7 @@ def _with_copies(graph: Graph, plan: Plan, chosen: Sequence[Candidate]) -> Graph
 
 
 def _live_bytes(plan: Plan) -> list[int]:
-    """Return the bytes that are live at each step."""
+    """Return the live bytes per step."""
     live = [0] * (len(plan.steps) + 1)
     for one in plan.lifetimes:
         for step in range(max(one.first, 0), min(one.last, len(plan.steps)) + 1):
@@ -69,7 +69,7 @@ def _live_bytes(plan: Plan) -> list[int]:
 
 
 def _choose(plan: Plan, budget: int, card: Card, *, fused: bool) -> list[Candidate]:
-    """Choose candidates until what is live never exceeds the budget, those that save most for their time first."""
+    """Choose candidates until the live bytes fit the budget; the most bytes saved per microsecond first."""
     spans = {one.name: Span(one.first, one.last, one.bytes) for one in plan.lifetimes}
     places = {step.node.name: number for number, step in enumerate(plan.steps)}
     kernels = {step.node.name for step in plan.steps if step.recipe}
@@ -79,7 +79,7 @@ def _choose(plan: Plan, budget: int, card: Card, *, fused: bool) -> list[Candida
         left += (one for one in hosted if one.host in kernels)
     chosen: list[Candidate] = []
     for best in choose(_live_bytes(plan), left, budget, math.inf):
-        # What others are computed from may be computed again itself now, and live shorter than they assume.
+        # A recomputed value has a shorter live range than the candidates that read it assume.
         left[:] = [one for one in left if not _conflict(plan, one, best)]
         chosen.append(best)
     return chosen
@@ -97,12 +97,12 @@ def _depends(plan: Plan, name: str, other: str) -> bool:
 
 
 def _views(plan: Plan) -> frozenset[str]:
-    """Return the values that share the bytes of what they read."""
+    """Return the values that alias their input."""
     return frozenset(step.node.name for step in plan.steps if step.is_alias)
 
 
 def _sources(plan: Plan, node: Node, views: frozenset[str]) -> set[str]:
-    """Return the values that a node reads, behind views of them."""
+    """Return the values that a node reads, with views replaced by their sources."""
     found = set()
     for name in node.inputs.values():
         while name in views:
@@ -112,7 +112,7 @@ def _sources(plan: Plan, node: Node, views: frozenset[str]) -> set[str]:
 
 
 def _candidates(plan: Plan, positions: Mapping[str, int], card: Card) -> Iterator[Candidate]:
-    """Yield the cheap values, each with its longest time without a reader."""
+    """Yield the cheap values, each with its longest gap between readers."""
     lifetimes, views = {one.name: one for one in plan.lifetimes}, _views(plan)
     for number, step in enumerate(plan.steps):
         own = lifetimes.get(step.node.name)
@@ -126,7 +126,7 @@ def _candidates(plan: Plan, positions: Mapping[str, int], card: Card) -> Iterato
             if source is not None and source.last < late:
                 extended.append(Span(source.last, late, source.bytes))
             elif source is None and name in plan.graph.nodes:
-                break  # in the buffer of another value, or in memory of PyTorch's
+                break  # stored in another value's buffer or by PyTorch's allocator
         else:
             assert step.lowered is not None
             us = card.microseconds(0, step.lowered.problem.bytes)
@@ -134,7 +134,7 @@ def _candidates(plan: Plan, positions: Mapping[str, int], card: Card) -> Iterato
 
 
 def _is_cheap(plan: Plan, step: PlanStep) -> bool:
-    """Return True for functions of single elements and for norms with given statistics or of rows, by kernels."""
+    """Return True for pointwise functions, LayerNorm, and BatchNorm with given statistics, if kernels compute them."""
     node = step.node
     if step.lowered is None or step.side_output is not None or is_random(node):
         return False
@@ -154,7 +154,7 @@ def _readers(graph: Graph, name: str, views: frozenset[str]) -> Iterator[Node]:
 
 
 def _compute_again(graph: Graph, name: str, late: Sequence[str], views: frozenset[str]) -> None:
-    """Let these later nodes read a second copy of a value, computed right before the first of them."""
+    """Let later nodes read a second copy of a value, computed right before the first of them."""
     order = {later: number for number, later in enumerate(late)}
     readers = [one.name for one in _readers(graph, name, views) if one.name in order]
     first = min(readers, key=order.__getitem__)

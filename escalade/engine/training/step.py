@@ -158,7 +158,8 @@ class TrainingStep:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._device)
         in_pytorch = self._device.type == "cpu" and not settings.on_twin
-        # An object of its own: plans hold it, and must not refer back to this one.
+        # A separate object: plans hold it, and a reference back to this step would be a cycle that delays freeing
+        # memory.
         self._update = Update(settings, self._scale, self._device, in_pytorch)
         self._optimizer_state = OptimizerState.of(optimizer)
         self._lock = self._optimizer_state.lock
@@ -193,6 +194,7 @@ class TrainingStep:
                 "a training step replays CUDA graphs and cannot be captured in another one"
             )
         stream = FAST_PATHS.current_stream(self._device.index)
+        # Events order streams; on one stream the calls are in order anyway.
         if self._done is not None and stream != self._stream:
             torch.cuda.current_stream().wait_event(self._done)
         loss = self._run(arguments)
@@ -244,7 +246,7 @@ class TrainingStep:
 
     @property
     def loss_parts(self) -> tuple[torch.Tensor, ...]:
-        """What the loss returned after its first result in the last call, such as the terms of a sum."""
+        """Further results of the loss in the last call, such as the terms of a sum."""
         return next(reversed(self._plans.values())).parts()
 
     @property
@@ -309,6 +311,7 @@ class TrainingStep:
         tensors, inputs = _flatten(arguments)
         key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
         found = self._plans.pop(key, None) or self._make_plan(tensors, inputs)
+        # `pop` and reinsertion keep the dict in order of use, so the first entry is the least recently used.
         while len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = found

@@ -44,7 +44,7 @@ class Update:
         )
         self.accumulator = Accumulator() if settings.accumulate > 1 else None
         self.growth = torch.zeros((), dtype=torch.int32, device=device)
-        """Steps since the loss scale has changed."""
+        """Steps since the last change of the loss scale."""
         self.norm = None if settings.clip_norm is None else torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._ones = torch.ones((), device=device)
@@ -71,7 +71,7 @@ class Update:
             torch._amp_update_scale_(self._scale, self.growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
 
     def _divisor(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Return what gradients are divided by: loss scale and calls, and what their norm exceeds the limit by."""
+        """Return the divisor of the gradients: loss scale × calls × (norm / `clip_norm`, if above 1)."""
         divisor = (self._ones if self._scale is None else self._scale) * self._settings.accumulate
         if self.norm is None:
             return divisor

@@ -24,7 +24,7 @@ struct Share {
     int c, channels, plane;
     Moments mine;
 
-    // Takes COUNT more packs, if there are as many. Their mean and squared deviations are computed first: one merge for
+    // Takes up to COUNT more packs. Their mean and squared deviations are computed first: one merge for
     // all.
     template <int COUNT>
     __device__ __forceinline__ bool take() {

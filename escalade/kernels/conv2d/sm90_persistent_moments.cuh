@@ -1,12 +1,12 @@
-// Sums over the pixels of each filter's results, for batch normalization: it then need not read y for them. Either mean
-// and squared deviations, for the one that follows; or, where y is the gradient of one's result, the sums that its own
-// gradients need. One warpgroup's results; a later launch merges all of them (batch_statistics/split_merge.cu and
+// Sums over pixels per filter, for batch normalization, which then need not read y for them. Either mean and squared
+// deviations, for a normalization of y; or, if y is the gradient of a normalization's result, the sums for that one's
+// gradients. Each warpgroup writes partial sums; a later launch merges them (batch_statistics/split_merge.cu and
 // batch_norm_backward/split_merge.cu).
 //
-// Read from the staging tiles, so that they are of the results as stored. Of a staging tile's 64 filters each warp takes
-// 16, and of its 64 rows each lane 16: eight lanes read the pairs of one row, and the four rows of a load are in
-// different banks. Sums are of differences from the warpgroup's first pixel, which are small, and so are their rounding
-// errors. Partial sums stay in registers from tile to tile, which needs all tiles of a CTA to have the same filters.
+// Results are read back from the staging tiles, so the sums include their rounding. Each warp takes 16 of a staging
+// tile's 64 filters, each lane 16 of its 64 rows: eight lanes read the pairs of one row, and the four rows of a load
+// are in different banks. Summands are differences from the warpgroup's first pixel: they are small, and so are their
+// rounding errors. Partial sums stay in registers from tile to tile, so all tiles of a CTA must have the same filters.
 #pragma once
 
 #include "common/warp.cuh"
@@ -45,7 +45,7 @@ __device__ __forceinline__ float2 over_rows(float2 sums) {
     return sums;
 }
 
-// Where a warpgroup's sums go: partial[0][split][filter] and partial[1][split][filter].
+// Destination of a warpgroup's sums: partial[0][split][filter] and partial[1][split][filter].
 struct PartialSums {
     float* partial;
     int split, splits, first_filter, filters;
@@ -116,14 +116,15 @@ struct FilterMoments {
     }
 };
 
-// A batch normalization with a ReLU or without, y = relu((x - mean) * rstd * weight + bias + residual), whose gradient
-// the results are.
+// A batch normalization, y = relu((x - mean) * rstd * weight + bias + residual) with optional ReLU; the results of this
+// kernel are the gradient of its y.
 struct Normalization {
     const Output *x, *output;
     const float *mean, *rstd, *weight, *bias;
 };
 
-// Sums of g and of g * (x - mean), where g is the gradient before the ReLU. It replaces the results in the staging tile.
+// Sums of g and of g * (x - mean), where g is the gradient before the ReLU. It replaces the results in the staging
+// tile.
 struct GradientSums {
     const Normalization& norm;
     float2 sums[PANELS], products[PANELS];
@@ -136,7 +137,7 @@ struct GradientSums {
         u32 xs[8], outputs[8];
     };
 
-    // Where `load` and `add` are: a staging tile's first pixel and filter, and its rows that exist.
+    // Position for `load` and `add`: a staging tile's first pixel and filter, and the number of existing rows.
     struct Place {
         int pixel, rows, filter, filters;
 
@@ -145,7 +146,7 @@ struct GradientSums {
         __device__ __forceinline__ bool has(int i) const { return rows >= 64 || lane_top() + down(i) < rows; }
     };
 
-    // The pairs from number `at` on. Call it ahead of `add`: the loads take as long as what is between.
+    // The pairs from number `at` on. Call it well before `add`, so that the loads overlap the work in between.
     __device__ __forceinline__ Loaded load(const Place& place, int at) const {
         const int channel = place.filter + lane_filter();
         const long long first = 1LL * (place.pixel + lane_top()) * place.filters + channel;

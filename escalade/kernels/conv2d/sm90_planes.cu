@@ -7,7 +7,7 @@
 // registers, where a lane may gather them from anywhere:
 //   - one TMA load brings K_STEP planes of a tile's window, padding included;
 //   - for each tap the lanes load their rows from it, shifted by the tap: x is copied once, not once per tap;
-//   - the BLOCKS of a lane are below each other, so a row that was loaded serves all taps of a filter's column that
+//   - the BLOCKS of a lane are stacked vertically, so a loaded row serves all taps of a filter's column that
 //     reach it: (BLOCKS + 2) / (3 * BLOCKS) of the loads, for 3x3 filters;
 //   - eight lanes of a warp hold eight adjacent pixels of a filter, a full sector to store.
 // Weights are packed beforehand (conv2d/sm90_planes_weights.cu) and stream through a ring of their own, or stay in smem
@@ -173,8 +173,8 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, Weights ring,
 
 // ------------------------------------------------------------------ mainloop
 
-// Position of a lane's pixels: of block `block`, the rows lane / 4 and lane / 4 + 8 of its warp. The two groups of a warp
-// are adjacent, and its blocks below each other.
+// Position of a lane's pixels: of block `block`, the rows lane / 4 and lane / 4 + 8 of its warp. The two groups of a
+// warp are adjacent, and its blocks are stacked vertically.
 struct Pixels {
     const int warp, lane;  // of those that share the tile
 
@@ -235,8 +235,8 @@ struct WeightReader {
     }
 };
 
-// Rows of a part are loaded while the MMAs of the part before it run. Once its own are issued and only they are pending,
-// the stages before it are free.
+// Rows of a part are loaded while the MMAs of the part before it run. Once its own are issued and only they are
+// pending, the stages before it are free.
 __device__ __forceinline__ void multiply_chunk(Accumulators& acc, Rows (&rows)[2], const u32 (&pixels)[2],
                                                Windows& windows, WeightReader& weights, int chunk) {
     windows.wait_full();
@@ -289,8 +289,8 @@ struct Vectors {  // of the activation, per filter
 
 __device__ __forceinline__ float combined(float a, float b) { return MEAN ? a + b : max_nan(a, b); }
 
-// The maximum or mean of two rows of pixels in both halves of a warp's columns, and of adjacent columns, which are lane % 8 < 4
-// and the four lanes after it: lanes of even columns receive the first half's, the others the second's.
+// The maximum or mean of two rows of pixels in both halves of a warp's columns, and of adjacent columns, which are lane
+// % 8 < 4 and the four lanes after it: lanes of even columns receive the first half's, the others the second's.
 __device__ __forceinline__ float pooled(float2 upper, float2 lower, bool is_odd) {
     const float first = combined(upper.x, lower.x), second = combined(upper.y, lower.y);
     const float both = combined(is_odd ? second : first, __shfl_xor_sync(ALL_LANES, is_odd ? first : second, 4));

@@ -22,8 +22,8 @@ constexpr int VECTOR = 1;             // vector
 #include "conv2d_input_gradient/mask.cuh"
 
 struct Places {  // filled by escalade/ops/conv2d_input_gradient/rungs/phases.py, in this order
-    int batch, channels, rows, columns;                     // of the class
-    int step_h, step_w, offset_h, offset_w, height, width;  // where they lie in y
+    int batch, channels, rows, columns;                     // of the phase
+    int step_h, step_w, offset_h, offset_w, height, width;  // their positions in y
     int shift_h, shift_w, source_height, source_width;      // and in the source
 };
 

@@ -49,7 +49,7 @@ struct Row {
 };
 
 // Zero that depends on `sum`: the compiler does not know that `none` is zero. Added to addresses, it keeps the compiler
-// from starting so many image rows at once that it runs out of registers.
+// from starting too many image rows at once and running out of registers.
 __device__ __forceinline__ int zero_after(float sum, int none) { return SPLIT ? __float_as_int(sum) & none : 0; }
 
 // ROWS output rows of block m; calls finish(r, acc) for each complete row.

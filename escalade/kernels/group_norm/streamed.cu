@@ -1,8 +1,10 @@
-// y[row][i] = activated((x[row][i] - mean) / sqrt(variance + epsilon) * weight + bias), a row per group of an image (NCHW)
+// y[row][i] = activated((x[row][i] - mean) / sqrt(variance + epsilon) * weight + bias), a row per group of an image
+// (NCHW)
 //
 // Rows are too long for the SMs, but some of them fit L2. Persistent CTAs take shares of rows by ticket: the moments of
 // one row, and in turn with them the results of the row `lag` before, whose elements L2 still holds. So DRAM reads and
-// writes each element once, both at the same time. The CTA that completes a row's moments merges them, in a fixed order.
+// writes each element once, both at the same time. The CTA that completes a row's moments merges them, in a fixed
+// order.
 //
 // A CTA waits only for shares with smaller tickets, which running CTAs have taken: this needs no cooperative launch.
 //
@@ -15,7 +17,7 @@ constexpr int BLOCKS_PER_SM = 5;  // blocks_per_sm
 
 constexpr int SHARE = PACKS * THREADS;  // packs
 
-// What a ticket is for.
+// Work of a ticket.
 struct Task {
     u32 row, share;
     bool normalizes;
@@ -32,13 +34,13 @@ struct Task {
     }
 };
 
-// Counters, all 0 between launches: tickets, and of each row the shares measured, whether its statistic is ready, and the
-// shares normalized. Only what one CTA publishes for another has fences: each waits for the thread's stores to reach L2.
+// Counters, all 0 between launches: tickets, and per row the shares measured, a flag for its statistic, and the shares
+// normalized. Only data that one CTA publishes for another has fences: each waits for the thread's stores to reach L2.
 struct Meeting {
     u32* const row;
 
     __device__ __forceinline__ Meeting(u32* counters, u32 row) : row(counters + 1 + 3 * row) {}
-    // Of `blocks` calls the last resets the count.
+    // The last of `blocks` calls resets the count.
     __device__ __forceinline__ static u32 count(u32* counter, u32 blocks) { return atomicInc(counter, blocks - 1); }
     __device__ __forceinline__ bool is_last_measured(u32 shares) const { return take_ticket(row, shares) == shares - 1; }
     __device__ __forceinline__ void set_ready() const {
@@ -66,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     __syncthreads();
     u32 ticket = next;
     while (ticket < tasks) {
-        u32 following = 0;  // on its way meanwhile
+        u32 following = 0;  // the next ticket is in flight meanwhile
         if (threadIdx.x == 0) following = Meeting::count(counters, takes);
         const Task task(ticket, rows, shares, lag);
         const Meeting meeting(counters, task.row);

@@ -2,8 +2,8 @@
 //
 // `fused` on tensor cores: a CTA takes TILE_ROWS rows at a time through the chain forward and backward. All weights W
 // are in smem, and so are the rows' inputs N and gradients G of every layer, in 16 bits; a layer's groups are rows of
-// their own. A gradient takes the place of the slope of the activation that it passes. Three GEMMs by mma.sync, with fp32
-// accumulators, on which biases, activations and slopes are computed:
+// their own. A gradient takes the place of the slope of the activation that it passes. Three GEMMs by mma.sync, with
+// fp32 accumulators, on which biases, activations and slopes are computed:
 //
 //   forward    Z = N W^T + bias   16 rows by 32 or 16 columns per warp
 //   backward   N' = G W           the same, with W transposed by ldmatrix
@@ -12,11 +12,11 @@
 //                                 many groups, which have long sums, two warps have half of the rows each if there are
 //                                 enough warps
 //
-// The sums s of G over rows are products with a matrix whose column i is ones. grad_y arrives in smem during
-// the forward half of the walk and, in its place, x of the next tile during the backward half. A norm's weight v and bias u are folded into W and the bias, so N is the
-// normalized row, and their gradients follow from existing sums: the gradient of W is H v + s u^T, of v the column sums
-// of W * H, and of u those of W * s.
-// Limiter: bandwidth of smem (ldmatrix), then the instructions of activations and norms.
+// The sums s of G over rows are products with a matrix whose column i is ones. grad_y arrives in smem during the
+// forward half of the walk and, in its place, x of the next tile during the backward half. A norm's weight v and bias u
+// are folded into W and the bias, so N is the normalized row, and their gradients follow from existing sums: the
+// gradient of W is H v + s u^T, of v the column sums of W * H, and of u those of W * s. Limiter: bandwidth of smem
+// (ldmatrix), then the instructions of activations and norms.
 //
 // Rungs: `tensor_core`, and `folded`, where two layers were merged before (mlp/tensor_core_fold.cu). Read
 // tensor_core_layers.cuh (layer constants), tensor_core_loading.cuh, tensor_core_products.cuh (forward and backward),
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // The last layer's gradients are read for the last time, and make room for x of the next tile.
         add_weight_gradient<LAST>(sums, shared, warp());
         backward<LAST>(shared, below, present);
-        if constexpr (LAST == 0 && !INPUT_GRADIENT) __syncthreads();  // that was no step
+        if constexpr (LAST == 0 && !INPUT_GRADIENT) __syncthreads();  // no backward step, so no barrier yet
         prefetch(tile + gridDim.x);
         if constexpr (LAST > 0) {
             backward_from<LAST - 1>(shared, below, present);

@@ -91,8 +91,8 @@ struct Product {
 
 // ------------------------------------------------------------------ forward
 
-// The next layer's inputs and this layer's slopes; or this layer's gradients, if it is the last. Rows that are not there
-// stay zeros, whatever the weights.
+// The next layer's inputs and this layer's slopes; or this layer's gradients, if it is the last. Missing rows
+// stay zero, whatever the weights.
 template <int L>
 __device__ __forceinline__ void forward(float* shared, const Element* grad_y, int present) {
     using Here = Of<L>;
@@ -139,8 +139,8 @@ __device__ __forceinline__ void forward(float* shared, const Element* grad_y, in
 
 // ------------------------------------------------------------------ backward
 
-// Passes two gradients, of elements i and i + 1 of row t of layer L's input, through the activation before it; the second
-// only if there are `both`. The gradient replaces the slope.
+// Passes two gradients, of elements i and i + 1 of row t of layer L's input, through the activation before it; the
+// second only if there are `both`. The gradient replaces the slope.
 template <int L, bool PAIR>
 __device__ __forceinline__ void pass_on(float* shared, float* grad_x, int t, int i, float2 gradients, bool both,
                                         int present) {

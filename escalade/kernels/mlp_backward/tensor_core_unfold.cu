@@ -4,7 +4,7 @@
 // Either layer may be shared by several groups of its columns, over which its gradients are summed. One thread per
 // parameter. Limiter: the launch.
 //
-// Rung: `folded`. mlp/tensor_core_fold.cu is the way there.
+// Rung: `folded`. mlp/tensor_core_fold.cu merges the layers.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

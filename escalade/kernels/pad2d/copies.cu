@@ -1,7 +1,7 @@
 // y[n][c][oh][ow] = x[n][c][oh - top][ow - left], padded according to MODE
 //
-// A thread takes VECTOR channels of ROWS outputs below each other, all in flight: one element, or in NHWC 16 bytes where
-// they divide. Limiter: memory; with single elements the divisions that compute an output's position.
+// A thread takes VECTOR channels of ROWS vertically adjacent outputs, all in flight: one element, or in NHWC 16 bytes
+// where they divide. Limiter: memory; with single elements the divisions that compute an output's position.
 //
 // Rungs: `naive`; `vectorised` with a larger VECTOR and several ROWS. Read beyond.cuh (padding).
 #include "common/elements.cuh"

@@ -23,7 +23,7 @@ struct State {
     float second = 0.f;  // squares of a variance, exponentials of a logsumexp
 };
 
-// NaN is larger and smaller than anything, as in PyTorch.
+// NaN wins both max and min, as in PyTorch.
 __device__ __forceinline__ float extreme(float a, float b) {
     return (KIND == MAX ? b > a : b < a) || b != b ? b : a;
 }

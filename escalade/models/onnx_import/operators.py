@@ -43,7 +43,7 @@ class OnnxNode:
     outputs: int
     """Number of results up to the last one that is used."""
     batch: int | None = None
-    """The batch size that the file fixes for all inputs; None if it leaves the batch open."""
+    """The fixed batch size of all inputs in the file; None if the batch is dynamic."""
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute."""

@@ -25,9 +25,9 @@ OPSETS = (13, 23)
 """Oldest and newest opset that is read."""
 _DOMAINS = ("", "ai.onnx")
 _HOST_ELEMENTS = 64
-"""Constants of at most so many elements are also kept as Python values."""
+"""Constants with up to this many elements are also kept as Python values."""
 _IMAGE_SIDE = 224
-"""Rows and columns of example images where the file leaves them open."""
+"""Rows and columns of example images whose size is dynamic."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxModel:
         ) from error
     try:
         model = onnx.load(os.fspath(file))
-    except Exception as error:  # protobuf and onnx raise all kinds
+    except Exception as error:  # protobuf and onnx raise exceptions of many types
         raise UnsupportedError(
-            f"{printable(file)} is no ONNX file, or is damaged: {first_line(error)}"
+            f"{printable(file)} is not an ONNX file, or is damaged: {first_line(error)}"
         ) from error
     return _Reader(model, printable(file.name)).read()
 

@@ -55,9 +55,9 @@ def _reshape(node: OnnxNode, inputs: Sequence[Any]) -> Any:
 
 
 def _keeps_batch(node: OnnxNode, x: torch.Tensor, shape: Sequence[Any]) -> bool:
-    """Return True if a constant shape begins with the batch size that the file fixes, and reshapes each item alone.
+    """Return True if a constant shape begins with the file's fixed batch size, and reshapes each item separately.
 
-    The network then takes other batch sizes too, although the exporter has written down the example's.
+    The network then supports other batch sizes too, although the exporter has fixed the example's.
     """
     is_constant = all(type(size) is int for size in shape) and all(
         isinstance(size, int) for size in x.shape[1:]
@@ -284,7 +284,7 @@ def _resize(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     sizes = node.host(inputs, 3) if given(inputs, 3) is not None else None
     if sizes:
         wanted = dict(zip(axes, sizes, strict=True))
-        if type(wanted.get(0)) is int and wanted[0] == node.batch:  # which the exporter has written down
+        if type(wanted.get(0)) is int and wanted[0] == node.batch:  # fixed by the exporter
             wanted.pop(0, None)
         outer = all(wanted.get(axis, x.shape[axis]) == x.shape[axis] for axis in (0, 1))
         size, factors = [wanted.get(axis, x.shape[axis]) for axis in range(2, x.dim())], None

@@ -31,7 +31,7 @@ NUMBER = r"[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True)
 class Codec:
-    """How one field is spelled: a regular expression without named groups, and both directions."""
+    """Spelling of one field: a regular expression without named groups, a reader and a writer."""
 
     pattern: str
     read: Callable[[str], Any]

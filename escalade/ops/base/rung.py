@@ -49,7 +49,7 @@ class Rung(ABC, Generic[P, C]):
 
     name: str
     summary: str
-    """What this rung changes, in one sentence."""
+    """The idea of this rung, in one sentence."""
     below: str | tuple[str, ...] | None
     """The rung this one improves on; several if that depends on the layout, None at the foot of a branch."""
     predicted_gain: float | None

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def touched(size: int, outputs: int, taps: int, stride: int, padding: int = 0, dilation: int = 1) -> int:
-    """Return how many pixels along one axis lie in some window; the other taps fall into padding."""
+    """Return the number of pixels along one axis that some window covers; the other taps fall into padding."""
     if stride <= taps and dilation == 1:  # windows are adjacent or overlap: one contiguous range
         end = (outputs - 1) * stride - padding + taps
         return max(0, min(size, end) - max(0, -padding)) if outputs else 0

@@ -63,7 +63,7 @@ class FunctionSource:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """What an operator does for one kind of arguments."""
+    """The prepared work of an operator for one kind of arguments."""
 
     prepared: PreparedRung | None
     """The rung to launch; None if there is nothing to compute."""

@@ -12,7 +12,7 @@ from escalade.ops.choose.choice import Choice, estimated
 from escalade.ops.choose.table import Entry, key_of, tables_for
 
 PYTORCH = "PyTorch"
-"""Stands in for a rung name where PyTorch computes a step."""
+"""Placeholder for a rung name where PyTorch computes a step."""
 _STEP = "step/"
 """Prefix of operation names in tables, for a plan's step measured against PyTorch."""
 _RIVAL, _RIVAL_US = "instead_of", "instead_of_us"

@@ -104,7 +104,7 @@ class Conv2dProblem(Named):
     """True to write the argmax indices as well."""
     epsilon: float | None = None
     momentum: float | None = None
-    """Those of a batch normalization in training that follows."""
+    """Parameters of a batch normalization in training that follows; None without one."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -132,8 +132,8 @@ def _shares(layer: Layer) -> int:
 
 def _warps(layers: Sequence[Layer]) -> list[tuple[int, int]]:
     """Return the first warp of each layer and the warps per share. Layers with many groups, which have long sums, come
-    first, round-robin over the four schedulers, and divide their rows among spare warps. The last layer, whose sums are
-    made beside a product, has the last warps: the first have most of the product."""
+    first, round-robin over the four schedulers, and divide their rows among spare warps. The last layer, whose sums
+    overlap a product, has the last warps: the first ones have most of the product."""
     last = len(layers) - 1
     order = sorted(range(len(layers)), key=lambda number: (number == last, -layers[number].groups))
     spare = WARPS - sum(map(_shares, layers))

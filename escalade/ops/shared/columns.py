@@ -18,7 +18,7 @@ FP32_BYTES = 4
 MOST_VALUES = 32
 """Most values per thread, held in registers."""
 MOST_PARTS, BEST_PARTS = 32, 8
-"""Most warps per CTA, and the most that leave room for a second CTA on the SM."""
+"""Most warps per CTA: in all, and if a second CTA is to fit on the SM."""
 _PARTS = (1, 2, 4, 8, 16, 32)
 MOST_LENGTH = MOST_PARTS * MOST_VALUES
 """Longest row that fits into the registers of a CTA."""
@@ -94,7 +94,7 @@ def column_launch(
     config: ColumnsConfig, rows: int, length: int, dtype: str, card: Card, program: Callable[..., Program],
     *arguments: Argument, more_bytes: int = 0, functions: bool = False,
 ) -> Recipe:  # fmt: skip
-    """Return the launch of as many CTAs as run at once: more would run after the others.
+    """Return the launch of one wave of persistent CTAs.
 
     `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile,
     and more registers if it ends in functions.

@@ -14,7 +14,7 @@ from escalade.ops.base.operation import Tensors
 from escalade.ops.base.rung import Rung
 
 CHANNEL_UNIT = 16
-"""Channels, or features, of which a multiple is read by words."""
+"""Channels, or features, per 32-bit word."""
 
 
 def check_quantized(operation: str, x_dtype: str) -> None:
@@ -23,7 +23,7 @@ def check_quantized(operation: str, x_dtype: str) -> None:
 
 
 def refuses_bytes(rung: Rung[Any, Any], x_dtype: str, channels: int = 0) -> str | None:
-    """Return why a rung cannot read x in bytes on its card, or so many channels by words; 0: it reads single bytes."""
+    """Return why a rung cannot read a quantized x; `channels` is 0 for rungs that read bytes instead of words."""
     here = rung.card.architecture
     if x_dtype == "fp8" and here is not None and here not in WITH_FP8:
         return f"{rung.name} reads fp8 on {', '.join(WITH_FP8)}; this GPU is {here}"

@@ -1,4 +1,4 @@
-"""Strips of an NCHW image's planes per thread: several outputs along a row, and rows below each other."""
+"""Strips of an NCHW image's planes per thread: several outputs along a row, in adjacent rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StripConfig(Config):
     columns: int
     """Outputs per thread, down and along."""
     threads: int
-    """Threads per CTA that are aimed at."""
+    """Target threads per CTA."""
 
     def threads_for(self, problem: Planes) -> int:
         """Return the threads with outputs."""
@@ -53,7 +53,7 @@ class Strips:
     @staticmethod
     def of(problem: Planes, config: StripConfig) -> Strips:
         packs, planes = problem.output_width // config.columns, problem.batch * problem.channels
-        # A row that exceeds the threads by little is not split: most of the second CTA's threads would be idle.
+        # A row with slightly more outputs than threads is not split: most of the second CTA's threads would be idle.
         chunks = 1 if 4 * packs <= 5 * config.threads else ceil_div(packs, config.threads)
         across = packs if chunks == 1 else _WARP * ceil_div(ceil_div(packs, chunks), _WARP)
         together = max(1, min(config.threads // across, planes))

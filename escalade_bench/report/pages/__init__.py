@@ -1,1 +1,1 @@
-"""The pages, each a list of prose, tables and plots; the tables are those of the terminal too."""
+"""The pages, each a list of prose, tables and plots; the terminal shows the same tables."""

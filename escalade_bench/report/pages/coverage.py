@@ -37,7 +37,7 @@ def is_right(row: Compared) -> bool:
 
 
 def fallbacks(row: Compared) -> str:
-    """The number of steps that PyTorch computes, and which; empty without a plan."""
+    """Return the number of steps that PyTorch computes, and which; empty without a plan."""
     counts = row.ours.config.get("pytorch")
     return "" if counts is None else f"{sum(counts.values())} ({spelled(counts)})" if counts else "0"
 

@@ -102,7 +102,7 @@ def _lenet(records: Sequence[Record]) -> Iterator[Item]:
 
 
 def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: float | None) -> Table:
-    """Show the gain of fusion alone, beside the most that it could save."""
+    """Show the gain of fusion alone, and its upper bound."""
     operation = ops.operation(OPERATION)
     rung = operation.ladder.rung(_UNROLLED)
     rows = []
@@ -144,7 +144,7 @@ class Idea:
     rungs: tuple[str, ...]
     """The rungs that have the idea; the fastest counts."""
     over: str
-    """The rung that differs from them by the idea alone."""
+    """The rung that differs from them only by the idea."""
     note: str = ""
 
     def row(self, records: Sequence[Record]) -> IdeaRow:

@@ -78,7 +78,7 @@ GAIN = [
 
 
 def steps(records: Sequence[Record]) -> list[Step]:
-    """All records of one problem; our timed ones with the best time of the nearest rung below."""
+    """Return all records of one problem; our timed ones with the best time of the nearest rung below."""
     own = [r for r in records if not r.is_peer and r.median_us is not None and r.timing != "twin"]
     return [
         Step(
@@ -92,7 +92,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
 
 
 def climb(records: Sequence[Record]) -> list[Step]:
-    """Each rung's best in fp32 and in fp16, or in the first other dtype that it has, from the foot up."""
+    """Return each rung's best record in fp32 and in fp16, or in its first other dtype, from the foot up."""
     timed = steps(
         [r for r in of(records, CLIMB[0]) if r.problem == CLIMB[1] and r.median_us and not r.is_peer]
     )
@@ -182,7 +182,7 @@ def _best(records: Sequence[Record]) -> Table:
 
 
 def operation_pages(cards: Cards) -> dict[str, list[Item]]:
-    """The page of every operation of which something was measured, by its path below docs/."""
+    """Return the page of every measured operation, by its path under docs/."""
     found: dict[str, list[Item]] = {}
     for name in OPERATIONS:
         made = [item for own in cards.values() for item in operation_section(name, own)]
@@ -195,9 +195,9 @@ def operation_pages(cards: Cards) -> dict[str, list[Item]]:
 
 
 def learned(operation: str, records: Sequence[Record]) -> str:
-    """Lessons of the climb: a text of this package whose figures are filled in from records.
+    """Return the lessons of the climb: a text of this package with figures filled in from records.
 
-    A line is left out until all of its figures have been measured.
+    A line is left out until all of its figures are measured.
     """
     source = resources.files("escalade_bench.report") / "texts" / f"{operation}.md"
     known = {(s.record.rung, s.record.dtype): s for s in climb(records)}

@@ -29,7 +29,7 @@ _PARTS = (*COMPARED, "_accuracy", EVALUATION, PHASES, "_layer_kinds", "_cpu", "_
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """The networks of which something was measured."""
+    """The measured networks."""
     found = {record.workload for record in records}
     return [name for name in WORKLOADS if found & {name + part for part in _PARTS}]
 
@@ -46,7 +46,7 @@ def page(cards: Cards) -> list[Item]:
 
 
 def section(name: str, records: Sequence[Record]) -> Iterator[Item]:
-    """All that was measured of a network."""
+    """Yield all results of a network."""
     own = of(records, *(name + part for part in _PARTS))
     convolutions = of(records, OPERATION) if name == "lenet" else []
     yield Heading(3, name)
@@ -84,15 +84,15 @@ def _compared(what: str, records: Sequence[Record]) -> Iterator[Table]:
 
 
 def _accuracy(records: Sequence[Record]) -> Iterator[Table]:
-    labelled = [record for record in records if record.accuracy is not None]
-    if labelled:
-        yield _labelled(labelled)
+    labeled = [record for record in records if record.accuracy is not None]
+    if labeled:
+        yield _accuracy(labeled)
     if others := [record for record in records if record.accuracy is None]:
         shown = columns("dtype|answers=note|error at the logits=error|allowed")
         yield Table(shown, others, title="Against float64 on the CPU")
 
 
-def _labelled(records: Sequence[Record]) -> Table:
+def _accuracy(records: Sequence[Record]) -> Table:
     """A row for each dtype, a column for each number of images; the first row is float64."""
     counts = sorted({r.batch for r in records})
     exact = {r.batch: r.note.removeprefix("float64: ") for r in records}
@@ -114,7 +114,7 @@ def phases(records: Sequence[Record]) -> Iterator[Table]:
 
 def _stream(records: Sequence[Record]) -> Iterator[Table]:
     def share_of(record: Record, *bounds: str) -> str:
-        """The rate of a stream over that of its slowest bound; nothing if one was not timed by the same clock."""
+        """Return the rate of a stream relative to its slowest bound; empty if one was not timed by the same clock."""
         key = record.dtype, record.batch, record.timing
         same = [r for r in records if (r.dtype, r.batch, r.timing) == key and r.median_us is not None]
         found = [r.time for r in same if r.rung in bounds]
@@ -172,7 +172,7 @@ def by_kind(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def evaluation(records: Sequence[Record]) -> Iterator[Table]:
-    """Right answers with real weights."""
+    """Return the table of accuracy with real weights."""
 
     def said(name: str, form: str) -> Column:
         return Column(name, lambda r: "" if r.is_peer else cells.written(form, r.config.get(name)))

@@ -45,7 +45,7 @@ WANTED = (
     ("spectral autoencoder", [("spectral_autoencoder", "320_b512")]),
     ("ResNet-50", _network("resnet50", 32)),
 )
-"""Titles, and the workloads and problems of which the first with a record is shown; the last only if there is room."""
+"""Titles, each with workloads and problems; the first one with a record is shown, up to `MOST_ROWS`."""
 
 
 def rows(records: Sequence[Record]) -> list[Row]:

@@ -25,7 +25,7 @@ GPU_TEST, SOAK, SERVICE, STARTUP, PHOTOGRAPHS = "gpu_test", "soak", "service", "
 INDIGO = "indigo"
 """Workload of what the twin reports of a public suite of planted bugs (docs/twin.md)."""
 NOT_TIMED = (GPU_TEST, SOAK, SERVICE, STARTUP, PHOTOGRAPHS, "campaign")
-"""Workloads that are no measurement of a kernel or a network."""
+"""Workloads that do not measure a kernel or a network."""
 _LETTERS = 160
 """Characters of a failure that fit into its cell."""
 _RUN = "`python -m tests.gpu.{} --results results`"
@@ -60,7 +60,7 @@ def _config(heading: str, name: str = "") -> Column:
 
 
 def gpu_tests(records: Sequence[Record]) -> Iterator[Item]:
-    """The parts of `make gpu-test` as each last ran, right or failed."""
+    """The last run of each part of `make gpu-test`, passed or failed."""
     own = of(records, GPU_TEST)
 
     def result(r: Record) -> str:

@@ -24,7 +24,7 @@ card needs for the step's operations and bytes. `escalade explain {NETWORK}` sho
 
 
 def latest(records: Sequence[Record]) -> tuple[Record, list[Record]] | None:
-    """The newest run: its plan and steps. What an older run left behind, of a longer plan, is not part of it."""
+    """Return plan and steps of the newest run, without leftover steps of an older, longer plan."""
     wanted = (NETWORK + SUFFIX, BATCH, DTYPE)
     own = [record for record in records if (record.workload, record.batch, record.dtype) == wanted]
     newest = max((record.date for record in own), default="")

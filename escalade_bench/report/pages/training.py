@@ -1,4 +1,4 @@
-"""The generated parts of docs/training-steps.md: steps beside their peers', techniques, and pairs around a step."""
+"""The generated parts of docs/training-steps.md: steps and peers, techniques, and variants of a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Networks of many families in plain PyTorch, each at a usual size: what is compiled beside classifiers.
+"""Networks of many families besides classifiers in plain PyTorch, each at a usual size.
 
-A constructor takes nothing and has the sizes of one item as its `example_shape`; the classes behind them take widths
-and depths, and are smaller then. `escalade bench coverage escalade_bench.zoo.varied` measures them all.
+Constructors take no arguments and have the sizes of one item as `example_shape`. The underlying classes take widths and
+depths, for smaller versions. `escalade bench coverage escalade_bench.zoo.varied` measures them all.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from escalade_bench.zoo.varied import classifiers, dense, generators, patches, r
 
 @dataclass(frozen=True)
 class Network:
-    """A constructor that says what it takes."""
+    """A constructor with its input shape as `example_shape`."""
 
     make: Callable[[], nn.Module]
     example_shape: tuple[int, ...]
@@ -67,7 +67,7 @@ __all__ = list(NETWORKS)
 
 
 def __getattr__(name: str) -> Network:
-    """Every network is also the module's, by its name."""
+    """Return a network's constructor as an attribute of the module."""
     try:
         return NETWORKS[name]
     except KeyError:

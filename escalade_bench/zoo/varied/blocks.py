@@ -1,4 +1,4 @@
-"""What many of these networks are made of."""
+"""Building blocks shared by these networks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 Layer = Callable[[int], nn.Module]
-"""Makes a layer from a number of channels: a norm, a block that keeps its image's sizes."""
+"""Creates a layer for a number of channels: a norm, or a block that keeps image sizes."""
 
 
 def conv(
@@ -21,14 +21,14 @@ def conv(
     norm: Layer = nn.BatchNorm2d,
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """A convolution that keeps its image's sizes but for the stride, a norm and an activation."""
+    """A convolution with same padding, a norm and an activation."""
     padding = dilation * ((size - 1) // 2)
     layer = nn.Conv2d(channels, filters, size, stride, padding, dilation, groups, bias=False)
     return nn.Sequential(layer, norm(filters), activation())
 
 
 class Around(nn.Module):
-    """Layers, and the way around them, whose sum may be followed by an activation."""
+    """Residual block: layers and a shortcut, summed, with an optional activation."""
 
     def __init__(
         self, *layers: nn.Module, shortcut: nn.Module | None = None, activation: nn.Module | None = None
@@ -43,7 +43,7 @@ class Around(nn.Module):
 
 
 def basic_block(channels: int, filters: int, stride: int = 1, attention: Layer | None = None) -> Around:
-    """ResNet's block of two 3x3 convolutions, with what weighs its result before the sum."""
+    """ResNet's block of two 3x3 convolutions, with optional attention before the sum."""
     shortcut = None
     if stride != 1 or channels != filters:
         shortcut = conv(channels, filters, 1, stride, activation=nn.Identity)
@@ -72,10 +72,10 @@ def stages(width: int, depth: int, attention: Layer | None = None) -> list[nn.Se
 
 
 def stem(width: int) -> nn.Sequential:
-    """ResNet's first convolution and its pool: a quarter of the image's height and width is left."""
+    """ResNet's first convolution and its pool, which reduce height and width to a quarter."""
     return nn.Sequential(conv(3, width, 7, 2), nn.MaxPool2d(3, 2, 1))
 
 
 def classifier(channels: int, classes: int) -> nn.Sequential:
-    """The mean over an image, and a linear layer."""
+    """Global average pool and a linear layer."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))

@@ -1,4 +1,4 @@
-"""Classifiers that weigh channels or pixels by what they see, or have cheaper filters; and one that compares."""
+"""Classifiers with attention over channels or pixels, or with cheaper filters, and a siamese network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from escalade_bench.zoo.varied.blocks import Around, Layer, basic_block, classif
 
 
 class Weighted(nn.Sequential):
-    """ResNet-18 with some attention at the end of every block."""
+    """ResNet-18 with an attention module at the end of every block."""
 
     def __init__(self, attention: Layer | None, width: int = 64, depth: int = 2, classes: int = 1000) -> None:
         super().__init__(stem(width), *stages(width, depth, attention), classifier(8 * width, classes))
 
 
 class ECA(nn.Module):
-    """Each channel by a factor that its neighbours among the channels decide on (Wang et al., 2020)."""
+    """Efficient channel attention: gates from a 1-D convolution over channel means (Wang et al., 2020)."""
 
     def __init__(self, channels: int, size: int = 3) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ECA(nn.Module):
 
 
 class SE(nn.Module):
-    """Each channel by a factor that all channels decide on, through linear layers (Hu et al., 2018)."""
+    """Squeeze-and-excite: gates from two linear layers over channel means (Hu et al., 2018)."""
 
     def __init__(self, channels: int, fewer: int = 16) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SE(nn.Module):
 
 
 class CBAM(nn.Module):
-    """Channels weighed by their means and maxima, then pixels by theirs (Woo et al., 2018)."""
+    """CBAM: channel gates from means and maxima, then pixel gates (Woo et al., 2018)."""
 
     def __init__(self, channels: int, fewer: int = 16) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class CBAM(nn.Module):
 
 
 class SelectiveKernel(nn.Module):
-    """Filters of two sizes, of which each channel takes a share that all decide on (Li et al., 2019)."""
+    """Selective kernel: two filter sizes, blended per channel by softmax attention (Li et al., 2019)."""
 
     def __init__(self, channels: int, groups: int = 8, fewer: int = 4) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class SelectiveKernel(nn.Module):
 
 
 class SKNet(nn.Sequential):
-    """Bottlenecks whose middle convolution chooses its size."""
+    """ResNet bottlenecks with a selective kernel in the middle."""
 
     def __init__(self, width: int = 64, depth: int = 2, classes: int = 1000) -> None:
         layers: list[nn.Module] = [stem(width)]
@@ -114,7 +114,7 @@ class SKNet(nn.Sequential):
 
 
 class CoordConv(nn.Module):
-    """A convolution that also sees where each pixel is, and how far from the middle (Liu et al., 2018)."""
+    """CoordConv: a convolution with coordinates and radius as additional channels (Liu et al., 2018)."""
 
     def __init__(self, channels: int, filters: int, size: int = 3, stride: int = 1) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class CoordNet(nn.Sequential):
 
 
 class Ghost(nn.Module):
-    """Half of the filters, and a cheap depthwise image of each beside it (Han et al., 2020)."""
+    """Ghost module: half of the filters, and a cheap depthwise convolution of each (Han et al., 2020)."""
 
     def __init__(self, channels: int, filters: int, relu: bool) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def _ghost_bottleneck(channels: int, wide: int, filters: int, size: int, stride:
 
 
 class GhostNet(nn.Sequential):
-    """Bottlenecks of ghost modules; each stage is a widening, filters, a filter size and a stride."""
+    """Bottlenecks of ghost modules; a stage is expansion, filters, filter size and stride."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class GhostNet(nn.Sequential):
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose filters have mean 0 and norm 1 whenever it is called (Qiao et al., 2019)."""
+    """Weight standardization: filters are normalized at every call (Qiao et al., 2019)."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True, correction=0)
@@ -197,7 +197,7 @@ class StandardisedConv(nn.Conv2d):
 
 
 class StandardisedBlock(nn.Module):
-    """Group norm and ReLU in front of each of three standardised convolutions."""
+    """Pre-activation bottleneck: group norm and ReLU before each of three standardized convolutions."""
 
     def __init__(self, channels: int, filters: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class StandardisedBlock(nn.Module):
 
 
 class StandardisedResNet(nn.Sequential):
-    """ResNet-v2 with group norms and standardised weights (BiT; Kolesnikov et al., 2020)."""
+    """ResNet-v2 with group norms and standardized weights (BiT; Kolesnikov et al., 2020)."""
 
     def __init__(
         self, width: int = 64, depths: Sequence[int] = (2, 2, 2, 2), groups: int = 32, classes: int = 1000
@@ -243,7 +243,7 @@ class StandardisedResNet(nn.Sequential):
 
 
 class Siamese(nn.Module):
-    """How alike two images are: one network for both, and their distance (Koch et al., 2015)."""
+    """Siamese network: similarity of two images from the distance of their features (Koch et al., 2015)."""
 
     def __init__(self, width: int = 32, features: int = 128) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Siamese(nn.Module):
 
 
 class OnPairs(nn.Module):
-    """A network of two images on a tensor of pairs of them."""
+    """Adapts a network of two images to one tensor of pairs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

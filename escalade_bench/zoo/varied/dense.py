@@ -1,4 +1,4 @@
-"""A value for every pixel (segmentation, maps of keypoints), and boxes and classes at several sizes at once."""
+"""Dense prediction: segmentation, keypoint heatmaps, and detection at several scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade_bench.zoo.varied.blocks import Around, basic_block, conv, stages, 
 
 
 class ASPP(nn.Module):
-    """Convolutions of several dilations side by side, and the mean over the image beside them."""
+    """Atrous spatial pyramid pooling: parallel convolutions of several dilations, and a global mean."""
 
     def __init__(self, channels: int, width: int, rates: Sequence[int]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ASPP(nn.Module):
 
 
 class DeepLab(nn.Module):
-    """Dilated convolutions behind a small ResNet, joined with earlier features (DeepLabv3+; Chen et al., 2018)."""
+    """Dilated convolutions on a small ResNet, joined with earlier features (DeepLabv3+; Chen et al., 2018)."""
 
     def __init__(self, width: int = 64, classes: int = 21, rates: Sequence[int] = (6, 12, 18)) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DeepLab(nn.Module):
 
 
 class Exchange(nn.Module):
-    """Blocks at every resolution, and then each resolution the sum of all, brought to its size."""
+    """Blocks at every resolution, then an exchange: each resolution becomes the sum of all, resized."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Exchange(nn.Module):
 
 
 class HRNet(nn.Module):
-    """Three resolutions side by side that keep exchanging what they have (Wang et al., 2019)."""
+    """HRNet: three parallel resolutions with repeated exchange (Wang et al., 2019)."""
 
     def __init__(self, width: int = 32, exchanges: int = 3, keypoints: int = 17) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _preactivated(channels: int) -> Around:
 
 
 class HourglassLevel(nn.Module):
-    """Half the size and back again, beside what stays at full size."""
+    """Hourglass level: a branch at half size, and one at full size."""
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class HourglassLevel(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Two hourglasses in a row, each with maps of keypoints of its own (Newell et al., 2016)."""
+    """Two stacked hourglasses, each with its own heatmaps (Newell et al., 2016)."""
 
     def __init__(self, width: int = 128, depth: int = 4, keypoints: int = 16) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Hourglass(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Features of several sizes, each with what the smaller ones know (FPN; Lin et al., 2017)."""
+    """Feature pyramid with a top-down path (FPN; Lin et al., 2017)."""
 
     def __init__(self, channels: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Pyramid(nn.Module):
 
 
 class RetinaNet(nn.Module):
-    """Classes and boxes of every anchor, by heads that all levels of a pyramid share (Lin et al., 2017)."""
+    """RetinaNet: classes and boxes per anchor, by heads shared across pyramid levels (Lin et al., 2017)."""
 
     def __init__(
         self, width: int = 64, depth: int = 2, features: int = 256, anchors: int = 9, classes: int = 80
@@ -210,7 +210,7 @@ class RetinaNet(nn.Module):
 
     @staticmethod
     def _rows(x: torch.Tensor, numbers: int) -> torch.Tensor:
-        """An anchor's numbers as a row."""
+        """Reshape to one row per anchor."""
         return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, numbers)
 
 
@@ -219,7 +219,7 @@ def _silu(channels: int, filters: int, size: int = 1, stride: int = 1) -> nn.Seq
 
 
 class CrossStage(nn.Module):
-    """Half of the channels through residual blocks, the other half past them (CSPNet; Wang et al., 2020)."""
+    """Cross-stage partial block: half of the channels bypass the residual blocks (CSPNet; Wang et al., 2020)."""
 
     def __init__(self, channels: int, filters: int, depth: int, around: bool = True) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class CrossStage(nn.Module):
 
 
 class PooledPyramid(nn.Module):
-    """Maxima over larger and larger windows, side by side (SPP; He et al., 2014)."""
+    """Spatial pyramid pooling: max pools of growing windows, concatenated (SPP; He et al., 2014)."""
 
     def __init__(self, channels: int, size: int = 5) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class PooledPyramid(nn.Module):
 
 
 class CSPDetector(nn.Module):
-    """Three grids of boxes from cross-stage blocks, down and up and down again (YOLOv4; Bochkovskiy et al., 2020)."""
+    """Three detection grids from a CSP backbone with a path-aggregation neck (YOLOv4; Bochkovskiy et al., 2020)."""
 
     def __init__(self, width: int = 32, depth: int = 1, anchors: int = 3, classes: int = 80) -> None:
         super().__init__()
@@ -284,6 +284,6 @@ class CSPDetector(nn.Module):
         return [self._grid(head(x)) for head, x in zip(self.heads, (three, middle, small), strict=True)]
 
     def _grid(self, x: torch.Tensor) -> torch.Tensor:
-        """A box of every anchor in every cell as the last dimension, between 0 and 1."""
+        """Return boxes per anchor and cell in the last dimension, between 0 and 1."""
         batch, _, height, width = x.shape
         return x.view(batch, self.anchors, -1, height, width).permute(0, 1, 3, 4, 2).sigmoid()

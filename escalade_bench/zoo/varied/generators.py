@@ -1,4 +1,4 @@
-"""Images from noise, from other images, and from the pixels before: GANs, diffusion, style transfer, PixelCNN."""
+"""Generators: GANs, diffusion, style transfer, PixelCNN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PERIOD = 10_000.0
 
 
 class DCGenerator(nn.Sequential):
-    """An image of 64x64 from a vector, by transposed convolutions (Radford et al., 2015)."""
+    """DCGAN: a 64x64 image from a vector, by transposed convolutions (Radford et al., 2015)."""
 
     def __init__(self, latent: int = 100, width: int = 64, channels: int = 3) -> None:
         widths = [8 * width, 4 * width, 2 * width, width]
@@ -36,7 +36,7 @@ class DCGenerator(nn.Sequential):
 
 
 class UNetLevel(nn.Module):
-    """Half the size and back, with what lies between, beside what came in: a level of pix2pix's U-Net."""
+    """One level of pix2pix's U-Net: downsampling, the inner levels, upsampling, and a skip connection."""
 
     def __init__(
         self, channels: int, width: int, inside: nn.Module | None, outermost: bool, dropout: bool
@@ -61,7 +61,7 @@ class UNetLevel(nn.Module):
 
 
 class UNetGenerator(nn.Module):
-    """An image from another one through a U-Net of `depth` levels (pix2pix; Isola et al., 2017)."""
+    """Image-to-image U-Net of `depth` levels (pix2pix; Isola et al., 2017)."""
 
     def __init__(self, channels: int = 3, width: int = 64, depth: int = 8) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def _reflected(
 
 
 class ResNetGenerator(nn.Sequential):
-    """An image from another one through residual blocks with instance norms (CycleGAN; Zhu et al., 2017)."""
+    """Image-to-image network of residual blocks with instance norms (CycleGAN; Zhu et al., 2017)."""
 
     def __init__(self, channels: int = 3, width: int = 64, blocks: int = 9) -> None:
         norm, wide = nn.InstanceNorm2d, 4 * width
@@ -112,8 +112,8 @@ class ResNetGenerator(nn.Sequential):
 
 
 class StyleTransfer(nn.Sequential):
-    """An image in another style: instance norms that are trained, nearest pixels before convolutions on the way up
-    (Johnson et al., 2016; Ulyanov et al., 2016)."""
+    """Style transfer: affine instance norms, and nearest upsampling before convolutions (Johnson et al., 2016; Ulyanov
+    et al., 2016)."""
 
     def __init__(self, width: int = 32, blocks: int = 5) -> None:
         def norm(channels: int) -> nn.Module:
@@ -139,7 +139,7 @@ class StyleTransfer(nn.Sequential):
 
 
 class MaskedConv(nn.Conv2d):
-    """A convolution that sees only the pixels in front of its own, and with `itself` that one too."""
+    """Masked convolution over preceding pixels only; with `itself` also the current one."""
 
     mask: torch.Tensor
 
@@ -155,7 +155,7 @@ class MaskedConv(nn.Conv2d):
 
 
 class PixelCNN(nn.Sequential):
-    """The likelihood of every value of every pixel, given those in front of it (van den Oord et al., 2016)."""
+    """PixelCNN: logits of every pixel's value given the preceding pixels (van den Oord et al., 2016)."""
 
     def __init__(self, channels: int = 1, width: int = 128, blocks: int = 7, values: int = 256) -> None:
         layers: list[nn.Module] = [MaskedConv(channels, width, 7, False)]
@@ -176,14 +176,14 @@ class PixelCNN(nn.Sequential):
 
 
 def sinusoids(times: torch.Tensor, features: int) -> torch.Tensor:
-    """Sines and cosines of times in waves from short to long."""
+    """Sinusoidal embedding of times."""
     steps = torch.arange(features // 2, device=times.device) / (features // 2)
     angles = times[:, None].float() * torch.exp(-math.log(_PERIOD) * steps)
     return torch.cat([angles.sin(), angles.cos()], 1).to(times.dtype)
 
 
 class TimedBlock(nn.Module):
-    """Two convolutions behind group norms, the time added to each channel between them, and the way around."""
+    """Residual block with group norms and a time embedding added between its two convolutions."""
 
     def __init__(self, channels: int, filters: int, embedding: int) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class TimedBlock(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """Every pixel looks at all others, and adds what it sees."""
+    """Self-attention over all pixels, with a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class PixelAttention(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """The noise in an image at a time of its diffusion (DDPM; Ho et al., 2020)."""
+    """Denoising U-Net that predicts the noise at a diffusion step (DDPM; Ho et al., 2020)."""
 
     def __init__(self, channels: int = 3, width: int = 64, factors: Sequence[int] = (1, 2, 4)) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class DiffusionUNet(nn.Module):
 
 
 class NoiseMapped(nn.Module):
-    """A denoiser whose time comes as a plane behind the image's channels, so that one tensor holds both."""
+    """Adapts a denoiser to one tensor: the time is an additional plane after the image's channels."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Images as patches: mixers, vision transformers, and one inside a convolutional network."""
+"""Networks on patches: mixers, vision transformers, and transformers inside a convolutional network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _mlp(features: int, inner: int) -> nn.Sequential:
 
 
 class MixerBlock(nn.Module):
-    """A perceptron over patches, then one over channels."""
+    """Mixer block: an MLP over patches, then one over channels."""
 
     def __init__(self, patches: int, width: int, between_patches: int, between_channels: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MixerBlock(nn.Module):
 
 
 class MLPMixer(nn.Module):
-    """Patches and channels mixed in turns by perceptrons: S/16 (Tolstikhin et al., 2021)."""
+    """MLP-Mixer: alternating MLPs over patches and channels: S/16 (Tolstikhin et al., 2021)."""
 
     def __init__(
         self, side: int = 224, patch: int = 16, width: int = 512, depth: int = 8, classes: int = 1000
@@ -61,7 +61,7 @@ class MLPMixer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every row looks at all others, with several heads."""
+    """Multi-head self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
 
 
 def transformer_block(width: int, heads: int, inner: int) -> nn.Sequential:
-    """Attention and a perceptron, each behind a layer norm and with a way around it."""
+    """Transformer block: attention and an MLP, each with pre-norm and a skip connection."""
     return nn.Sequential(
         Around(nn.LayerNorm(width), SelfAttention(width, heads)),
         Around(nn.LayerNorm(width), _mlp(width, inner)),
@@ -84,7 +84,7 @@ def transformer_block(width: int, heads: int, inner: int) -> nn.Sequential:
 
 
 class VisionTransformer(nn.Module):
-    """Patches and a token for the class, through a transformer: S/16 (Dosovitskiy et al., 2021)."""
+    """Vision transformer with a class token: S/16 (Dosovitskiy et al., 2021)."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def _inverted(channels: int, filters: int, stride: int = 1) -> nn.Module:
 
 
 class TransformerAmongPixels(nn.Module):
-    """A transformer over the pixels that lie alike in all patches, between convolutions."""
+    """MobileViT block: a transformer over pixels at the same position of all patches, between convolutions."""
 
     def __init__(self, channels: int, width: int, depth: int, heads: int, patch: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class TransformerAmongPixels(nn.Module):
 
 
 class MobileViT(nn.Sequential):
-    """Inverted bottlenecks with small transformers between them: about XS (Mehta and Rastegari, 2022)."""
+    """MobileViT: inverted bottlenecks with small transformers in between: about XS (Mehta and Rastegari, 2022)."""
 
     def __init__(self, width: int = 16, features: int = 96, heads: int = 4, classes: int = 1000) -> None:
         w, f = width, features

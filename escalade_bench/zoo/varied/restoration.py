@@ -1,4 +1,4 @@
-"""Images made larger or freed of noise: super-resolution, denoising, deblurring."""
+"""Super-resolution, denoising, deblurring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade_bench.zoo.varied.blocks import Around, conv
 
 
 class ESPCN(nn.Sequential):
-    """Three convolutions on the small image, and its pixels shuffled into a large one (Shi et al., 2016)."""
+    """ESPCN: three convolutions on the small image, and a pixel shuffle (Shi et al., 2016)."""
 
     def __init__(self, scale: int = 3, width: int = 64) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class ESPCN(nn.Sequential):
 
 
 class FSRCNN(nn.Sequential):
-    """Fewer channels for the many layers, and a transposed convolution at the end (Dong et al., 2016)."""
+    """FSRCNN: narrow layers, and a transposed convolution at the end (Dong et al., 2016)."""
 
     def __init__(self, scale: int = 3, width: int = 56, narrow: int = 12, depth: int = 4) -> None:
         layers: list[nn.Module] = [
@@ -42,7 +42,7 @@ class FSRCNN(nn.Sequential):
 
 
 class Scaled(nn.Module):
-    """Every number by a factor."""
+    """Multiplication by a constant."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Scaled(nn.Module):
 
 
 def _upscaling(channels: int, scale: int) -> list[nn.Module]:
-    """Twice the size again and again, by shuffled pixels."""
+    """Repeated doubling by pixel shuffles."""
     layers: list[nn.Module] = []
     while scale > 1:
         layers += [nn.Conv2d(channels, 4 * channels, 3, padding=1), nn.PixelShuffle(2)]
@@ -66,7 +66,7 @@ def _same(channels: int, filters: int) -> nn.Conv2d:
 
 
 class EDSR(nn.Sequential):
-    """Residual blocks without norms, their results made small (Lim et al., 2017)."""
+    """EDSR: residual blocks without norms, scaled down (Lim et al., 2017)."""
 
     def __init__(self, scale: int = 2, width: int = 64, blocks: int = 16, factor: float = 0.1) -> None:
         def block() -> Around:
@@ -77,7 +77,7 @@ class EDSR(nn.Sequential):
 
 
 class ChannelAttention(nn.Module):
-    """Each channel by a factor that the means of all channels decide on."""
+    """Channel attention: gates computed from all channel means."""
 
     def __init__(self, channels: int, fewer: int = 16) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class ChannelAttention(nn.Module):
 
 
 class RCAN(nn.Sequential):
-    """Groups of residual blocks whose channels are weighed (Zhang et al., 2018)."""
+    """RCAN: groups of residual blocks with channel attention (Zhang et al., 2018)."""
 
     def __init__(self, scale: int = 4, width: int = 64, groups: int = 4, blocks: int = 5) -> None:
         def block() -> Around:
@@ -109,7 +109,7 @@ class RCAN(nn.Sequential):
 
 
 class DnCNN(nn.Module):
-    """An image less the noise that seventeen layers find in it (Zhang et al., 2017)."""
+    """DnCNN: seventeen layers predict the noise, which is subtracted (Zhang et al., 2017)."""
 
     def __init__(self, channels: int = 1, width: int = 64, depth: int = 17) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class DnCNN(nn.Module):
 
 
 class PixelNorm(nn.Module):
-    """Layer norm over the channels of each pixel, of an image as it lies."""
+    """Layer norm over the channels of each pixel, written for NCHW."""
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class PixelNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        centred = x - x.mean(1, keepdim=True)
-        y = centred / (centred.square().mean(1, keepdim=True) + self.eps).sqrt()
+        centered = x - x.mean(1, keepdim=True)
+        y = centered / (centered.square().mean(1, keepdim=True) + self.eps).sqrt()
         return y * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
 
 
 class SimpleGate(nn.Module):
-    """One half of the channels by the other."""
+    """Product of both halves of the channels."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         one, other = x.chunk(2, 1)
@@ -147,7 +147,7 @@ class SimpleGate(nn.Module):
 
 
 class NAFBlock(nn.Module):
-    """A gated convolution with channel weights, then a gated layer of 1x1 convolutions, without an activation."""
+    """NAFNet block: a gated convolution with channel attention, then a gated MLP of 1x1 convolutions, no activation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class NAFNet(nn.Module):
 
 
 class ZeroDCE(nn.Module):
-    """Curves that brighten a dark picture of values from 0 to 1, applied again and again (Guo et al., 2020)."""
+    """Zero-DCE: iterated curves that brighten a dark image with values from 0 to 1 (Guo et al., 2020)."""
 
     def __init__(self, width: int = 32, iterations: int = 8) -> None:
         super().__init__()

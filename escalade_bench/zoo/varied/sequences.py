@@ -1,4 +1,4 @@
-"""Sound, other sequences, and short films: dilated causal convolutions, raw waveforms, convolutions over time too."""
+"""Sequences and videos: dilated causal convolutions, raw waveforms, 3-D and temporal convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class CausalConv(nn.Conv1d):
-    """A convolution that sees nothing behind its own step."""
+    """Causal convolution."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         before = (self.kernel_size[0] - 1) * self.dilation[0]
@@ -18,7 +18,7 @@ class CausalConv(nn.Conv1d):
 
 
 class GatedBlock(nn.Module):
-    """A gated dilated convolution, a part of whose result skips to the end."""
+    """WaveNet block: a gated dilated convolution with residual and skip outputs."""
 
     def __init__(self, channels: int, skipped: int, dilation: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class GatedBlock(nn.Module):
 
 
 class WaveNet(nn.Module):
-    """The likelihood of each value of a waveform, given those in front of it (van den Oord et al., 2016)."""
+    """WaveNet: logits of each sample given the preceding ones (van den Oord et al., 2016)."""
 
     def __init__(
         self, width: int = 64, skipped: int = 128, depth: int = 8, stacks: int = 2, values: int = 256
@@ -55,7 +55,7 @@ class WaveNet(nn.Module):
 
 
 class TemporalBlock(nn.Module):
-    """Two dilated causal convolutions with normed weights, and the way around them."""
+    """Residual block of two dilated causal convolutions with weight norm."""
 
     def __init__(self, channels: int, filters: int, size: int, dilation: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TemporalBlock(nn.Module):
 
 
 class TCN(nn.Module):
-    """A sequence's class from its last step (Bai et al., 2018)."""
+    """Temporal convolutional network: class of a sequence from its last step (Bai et al., 2018)."""
 
     def __init__(
         self, channels: int = 16, widths: Sequence[int] = (128,) * 6, size: int = 5, classes: int = 10
@@ -90,7 +90,7 @@ class TCN(nn.Module):
 
 
 class M5(nn.Module):
-    """A word from a waveform, by few convolutions and pools (Dai et al., 2017)."""
+    """M5: spoken words from raw waveforms (Dai et al., 2017)."""
 
     def __init__(self, width: int = 128, classes: int = 35) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def _conv(
 
 
 class FilmBlock(nn.Module):
-    """Two convolutions of 3x3 pixels over three images, and the way around them."""
+    """Residual block of two 3x3x3 convolutions."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class ResNet3D(nn.Sequential):
 
 
 class FramesAndMotion(nn.Module):
-    """Every image by itself, then the steps from one to the next: a ResNet's features under a temporal convolution."""
+    """A ResNet per frame, then a temporal convolution over its features."""
 
     def __init__(self, width: int = 32, classes: int = 51) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ KERNEL = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = x[threadIdx.
 
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every check plans: the sources of these tests are no part of the package."""
+    """Every check plans, because the sources of these tests are not part of the package."""
     digests = map(str, range(1_000_000))
     monkeypatch.setattr(staleness, "package_digest", digests.__next__)
     yield
@@ -200,7 +200,7 @@ def test_a_campaign_that_is_stopped_goes_on_where_it_was(tmp_path: pathlib.Path)
 def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one process here: the crew is made up, and so is the card."""
+    """Run in one process here, with fake workers and a fake card."""
     given: list[object] = []
 
     def measure(name: str, session: Session, say: Say) -> Iterator[list[Record]]:
@@ -264,7 +264,7 @@ def test_a_unit_that_fails_is_tried_again_only_with_another_package(
 
 
 def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) -> None:
-    """Ours is measured again by itself; a peer that failed, or was measured otherwise, with it."""
+    """Our comparison is measured again alone; with it, a peer that failed or was measured differently."""
     measured: list[set[str]] = []
     failures: dict[str, str] = {}
 
@@ -351,7 +351,7 @@ def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def every() -> dict[str, Unit]:
-    """All units there are; some take a while to list."""
+    """All existing units; listing some takes a while."""
     return registry.units()
 
 
@@ -397,7 +397,7 @@ def test_accuracy_is_a_unit_where_weights_and_photographs_are(
 
 
 def test_whatever_is_filed_has_units_that_measure_it_again(every: dict[str, Unit]) -> None:
-    """Docs show records, so no workload among them may be unknown to the campaign."""
+    """Docs show records, so the campaign must know every workload among them."""
     apart = {
         "ceilings", "gpu_test", "soak", "service", "startup", "photographs", "campaign", "autoencoder_learning",
     }  # fmt: skip
@@ -418,7 +418,7 @@ def test_whatever_is_filed_has_units_that_measure_it_again(every: dict[str, Unit
             else f"{rest}/{name}"
         )  # fmt: skip
         if begins.startswith((f"coverage/{TORCHVISION}/", "evaluation/")):
-            continue  # there are such units only where networks, or weights and photographs, are at hand
+            continue  # such units exist only if networks, or weights and photographs, are installed
         assert any(each.startswith(begins) for each in every), workload
 
 

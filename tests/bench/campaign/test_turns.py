@@ -1,4 +1,5 @@
-"""Processes that take turns: one has the GPU, none runs beside a timing, and one that exits harms no other."""
+"""Processes that take turns: only one uses the GPU, none runs beside a timing, and one that exits does not harm
+others."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from escalade_bench.campaign.turns import Crew, Desk
 
 
 def count_in_turns(desk: Desk, folder: pathlib.Path) -> None:
-    """Count as fast as possible; in a turn, send whether another process entered one, or ran, meanwhile."""
+    """Count as fast as possible; during a turn, send whether another process ran or entered a turn meanwhile."""
     own = folder / str(os.getpid())
     for task in desk.tasks():
         for number in range(200):

@@ -1,4 +1,4 @@
-"""Small networks, each with what makes a class of networks what it is: a block or two, a few channels, small images."""
+"""Small networks, each with the typical features of its class: a block or two, few channels, small images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def conv(
     norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
-    """A convolution, a norm, an activation."""
+    """Convolution, norm, activation."""
     padding = dilation * (size // 2)
     layers = [
         nn.Conv2d(channels, filters, size, stride, padding, dilation, groups, bias=False),
@@ -38,7 +38,7 @@ def conv(
 
 
 class Classified(nn.Module):
-    """Features, their mean over the image, a linear layer."""
+    """Features, global average pooling, and a linear layer."""
 
     def __init__(self, width: int, *features: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Classified(nn.Module):
 
 
 class Around(nn.Module):
-    """A block and what goes around it."""
+    """A block inside a minimal network."""
 
     def __init__(self, *block: nn.Module) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Around(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Each channel by a factor that all channels decide on."""
+    """Scale each channel by a factor that depends on all channels."""
 
     def __init__(self, channels: int, activation: Activation, gate: Activation) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SqueezeExcite(nn.Module):
 
 
 def mobilenet_v3() -> nn.Module:
-    """Hardswish in place, and squeeze-and-excite with a hardsigmoid."""
+    """In-place hardswish, and squeeze-and-excite with a hardsigmoid."""
     act = partial(nn.Hardswish, inplace=True)
     block = (
         conv(16, 64, 1, activation=act), conv(64, 64, 5, groups=64, activation=act),
@@ -88,7 +88,7 @@ def mobilenet_v3() -> nn.Module:
 
 
 def efficientnet() -> nn.Module:
-    """SiLU in place, and squeeze-and-excite with a sigmoid."""
+    """In-place SiLU, and squeeze-and-excite with a sigmoid."""
     act = partial(nn.SiLU, inplace=True)
     block = (
         conv(16, 64, 1, activation=act), conv(64, 64, 3, groups=64, activation=act),
@@ -98,7 +98,7 @@ def efficientnet() -> nn.Module:
 
 
 class ConvNeXtBlock(nn.Module):
-    """A depthwise 7x7, LayerNorm over channels, two linear layers over pixels, a factor for each channel."""
+    """A depthwise 7x7 convolution, LayerNorm over channels, two linear layers over pixels, and a factor per channel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def convnext() -> nn.Module:
 
 
 class Shuffled(nn.Module):
-    """Half of the channels through a block, and both halves dealt out in turns."""
+    """Half of the channels pass a block; both halves are then interleaved."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def shufflenet() -> nn.Module:
 
 
 class Beside(nn.Module):
-    """Branches of one input, their channels one behind the other."""
+    """Branches of one input, concatenated over channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Beside(nn.Module):
 
 
 def inception() -> nn.Module:
-    """Branches side by side, a pool among them, and filters that are no squares."""
+    """Parallel branches, one with a pool, and non-square filters."""
     row_and_column = nn.Sequential(
         nn.Conv2d(16, 16, (1, 7), padding=(0, 3)), nn.ReLU(), nn.Conv2d(16, 16, (7, 1), padding=(3, 0)), nn.ReLU()
     )  # fmt: skip
@@ -169,7 +169,7 @@ def inception() -> nn.Module:
 
 
 def squeezenet() -> nn.Module:
-    """Fire modules, a classifier of convolutions, and pools that round up."""
+    """Fire modules, a convolutional classifier, and pools with ceil_mode."""
     squeeze = nn.Sequential(nn.Conv2d(16, 8, 1), nn.ReLU())
     wide = Beside(
         nn.Sequential(nn.Conv2d(8, 16, 1), nn.ReLU()),
@@ -181,7 +181,7 @@ def squeezenet() -> nn.Module:
 
 
 class Resized(nn.Module):
-    """A map at another size, between the pixels of the old one."""
+    """An interpolated feature map."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Resized(nn.Module):
 
 
 class Segmented(nn.Module):
-    """Dilated convolutions side by side with the mean over the image, and a map of classes as large as the image."""
+    """Parallel dilated convolutions and the global mean, and class scores at the size of the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,13 +215,13 @@ class Segmented(nn.Module):
 
 
 def regnet() -> nn.Module:
-    """Grouped 3x3 convolutions between 1x1, and a shortcut of another width."""
+    """Grouped 3x3 convolutions between 1x1, and a shortcut of a different width."""
     grouped = (conv(32, 32, 1), conv(32, 32, groups=4), conv(32, 32, 1, activation=None))
     return Classified(32, conv(3, 32, 3, 2), Around(*grouped), nn.ReLU(), Around(*grouped), nn.ReLU())
 
 
 def group_norm() -> nn.Module:
-    """GroupNorm, InstanceNorm and weight-standardised neighbours of theirs: norms of what is there at the time."""
+    """GroupNorm, InstanceNorm and weight-standardized convolutions: statistics are computed at each call."""
     groups: Callable[[int], nn.Module] = lambda width: nn.GroupNorm(4, width)  # noqa: E731
     instances: Callable[[int], nn.Module] = lambda width: nn.InstanceNorm2d(width, affine=True)  # noqa: E731
     return Classified(
@@ -237,13 +237,13 @@ def vgg() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """LocalResponseNorm, an image that is padded by its mirror, and pools that overlap."""
+    """LocalResponseNorm, reflection padding, and overlapping pools."""
     first = (nn.ReflectionPad2d(2), nn.Conv2d(3, 16, 5, 2), nn.ReLU(), nn.LocalResponseNorm(5))
     return Classified(16, *first, nn.MaxPool2d(3, 2), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.AvgPool2d(2))
 
 
 class Attention(nn.Module):
-    """A block of a vision transformer over the patches of an image."""
+    """A vision-transformer block over the patches of an image."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Attention(nn.Module):
 
 
 def upscaling() -> nn.Module:
-    """An image twice as large, by shuffled pixels; one activation for the image."""
+    """Upscaling by a pixel shuffle; one activation for the image."""
     body = (nn.Conv2d(3, 16, 5, padding=2), nn.Tanh(), nn.Conv2d(16, 12, 3, padding=1), nn.PixelShuffle(2))
     return nn.Sequential(*body, nn.Sigmoid())
 

@@ -1,4 +1,4 @@
-"""Networks by the module that makes them: what is found, by name or unasked, and what is said where there is none."""
+"""Networks by the module of their constructors: which are found, by name or all, and the error if there are none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ rows = Rows((4, 2))
 
 @pytest.fixture
 def module(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of constructors in the folder that the command runs in."""
+    """A module of constructors in the command's current folder."""
     (tmp_path / "own_networks.py").write_text(MODULE)
     (tmp_path / "broken_networks.py").write_text("import nowhere_at_all\n")
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def test_a_constructor_may_say_what_it_takes(module: str) -> None:
     sys.modules[module].rows.example_shape = (4, 0)
     with pytest.raises(UnsupportedError, match=r"rows.example_shape is \(4, 0\); it is a tuple of the sizes"):
         entries(module)
-    assert [entry.name for entry in entries(f"{module}:plain")] == ["plain"]  # which is not to blame
+    assert [entry.name for entry in entries(f"{module}:plain")] == ["plain"]  # that package is not to blame
 
 
 @pytest.mark.parametrize(

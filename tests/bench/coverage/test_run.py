@@ -1,4 +1,4 @@
-"""Many networks in one run: several results, what fails, what is filed, and time that runs out."""
+"""Many networks in one run: several results, failures, records, and an exhausted time budget."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_fails_is_a_sentence_for_every_case_and_the_others_go_on(
 
 
 def test_nothing_is_left_constant_that_would_hide_what_is_in_front_of_it() -> None:
-    """A classifier of zeros, a branch that counts for a millionth."""
+    """A classifier that returns zeros, with a branch weighted by a millionth."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Attention().eval()

@@ -1,4 +1,4 @@
-"""The CPU beside the GPU: plain loops, layers by kind, and what a table makes of them."""
+"""CPU time beside the GPU: plain loops, layers by kind, and the table of both."""
 
 from __future__ import annotations
 

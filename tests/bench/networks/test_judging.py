@@ -1,4 +1,4 @@
-"""What a network is allowed: by PyTorch's own error, and what stands out although the norm is small."""
+"""Verdicts on networks: the bound from PyTorch's own error, and outliers that a norm would hide."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _unwritten(y: torch.Tensor) -> torch.Tensor:
 
 
 def _too_large(y: torch.Tensor) -> torch.Tensor:
-    """By thrice what is allowed."""
+    """Exceed the bound threefold."""
     return y * (1 + 3 * 1.6e-3)
 
 
@@ -94,7 +94,7 @@ HARMS = [_zeroed, _swapped, _wrong_element, _unwritten, _too_large, _one_row_for
 def test_what_is_wrong_is_seen_however_many_rows_there_are(
     harm: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    """Sixteen rows of zeros among a million were once within 5e-3."""
+    """Sixteen rows of zeros among a million once passed a bound of 5e-3."""
     expected = rows(200_000)
     known = Standard("fp16", (expected,), (8e-4,))
     error, failure = known.judge((expected.half(),))
@@ -128,7 +128,7 @@ class Net(nn.Module):
 
 
 def test_pytorch_s_own_error_is_that_of_the_dtype() -> None:
-    """On the CPU every operator's result is rounded, whatever the processor sums in."""
+    """On the CPU every operator rounds its result, whatever the precision of its sums."""
     model = Net().eval()
     before = [parameter.clone() for parameter in model.parameters()]
     x = torch.randn(8, 8, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -144,7 +144,7 @@ def test_pytorch_s_own_error_is_that_of_the_dtype() -> None:
 
 
 def test_fp32_sums_may_be_added_in_order() -> None:
-    """PyTorch's order of 1,296 products is a better one, and its error is no measure of what is right."""
+    """PyTorch sums 1,296 products in a more accurate order, so its error cannot bound ours."""
     torch.manual_seed(2)
     model, x = nn.Sequential(nn.Linear(1296, 8)), torch.randn(64, 1296)
     expected = reference(model, x)
@@ -168,7 +168,7 @@ def test_what_a_call_left_behind_is_no_result_of_the_next() -> None:
     memory = torch.ones(4)
 
     def lazy() -> torch.Tensor:
-        return memory  # right once, and never written again
+        return memory  # right in the first call, and never written again
 
     assert bool(fresh(lazy, lambda y: (y,))[0].isnan().all())
     restarts: list[int] = []

@@ -1,4 +1,4 @@
-"""LeNet's bench: what it finds, what it does without, and what it says about clothes."""
+"""LeNet's benchmark: data it finds, data it can do without, and accuracy on Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_clothes(folder: pathlib.Path, count: int, compressed: bool) -> np.ndar
 
 @pytest.fixture
 def empty(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder to look in, and no other."""
+    """The only folder to search for data."""
     monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
     monkeypatch.setattr(fashion_mnist, "_PACKAGED", tmp_path / "packaged")
     return tmp_path
@@ -91,7 +91,7 @@ def test_without_data_it_says_what_is_missing_and_measures_noise(empty: pathlib.
 
 
 def test_the_whole_command_on_the_cpu(tmp_path: pathlib.Path) -> None:
-    """The convolutions run on the twin, one image and one rung of each."""
+    """Run the convolutions on the twin: one image, one config of each rung."""
     path, plot = tmp_path / "r.jsonl", tmp_path / "p.png"
     result = bench("-b", "1", "--json", str(path), "--plot", str(plot))
     assert result.exit_code == 0, result.output
@@ -136,7 +136,7 @@ def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPa
 
 
 def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure() -> None:
-    """Three of four, and two of the first two; float64 has all."""
+    """Three of four right, and two of the first two; float64 has all."""
     labels = torch.tensor([0, 1, 2, 3])
     exact = torch.eye(4, dtype=torch.float64)
     logits = exact.clone()

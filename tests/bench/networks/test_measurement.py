@@ -1,4 +1,4 @@
-"""Networks on a card that is made up: what is timed is judged, peers are at their best, figures are right."""
+"""Networks on a fake card: subjects are judged as timed, peers are at their best, figures are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GPU = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class OnGpu(Task):
-    """As if its tensors were there."""
+    """Pretend that its tensors are on the card."""
 
     @property
     def device(self) -> torch.device:
@@ -120,7 +120,7 @@ def test_the_graph_that_is_timed_is_the_one_that_is_judged(
 
 
 def test_the_engine_s_graph_is_judged_and_not_only_its_calls(card: Card, case: measurement.Case) -> None:
-    """Its program may be another than the one that a call runs."""
+    """Its program may differ from the one that a call runs."""
     (right,) = case.standard.expected
     x, y = torch.zeros_like(case.task.x), torch.zeros_like(right)
     plan = SimpleNamespace(bytes=5)
@@ -173,7 +173,7 @@ def test_peers_may_be_twice_as_far_off_and_we_may_not(
 
 @pytest.fixture
 def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, torch.Tensor]]:
-    """The functions that were captured into graphs, and their inputs."""
+    """The functions captured into graphs, with their inputs."""
     captured: list[tuple[Any, torch.Tensor]] = []
     real = torch_peers.Graphed
 
@@ -186,7 +186,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, torch.Tensor]]:
 
 
 def at_its_best(run: nn.Module, x: torch.Tensor, layout: str) -> bool:
-    """No BatchNorm is left, and images and filters lie as the layout has it."""
+    """No BatchNorm is left; images and filters have the requested layout."""
     wanted = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     images = [x, *(weight for weight in run.parameters() if weight.dim() == 4)]
     assert len(images) == 3
@@ -252,7 +252,7 @@ def test_eager_pytorch_is_in_channels_last(card: Card, case: measurement.Case) -
 def test_a_peak_is_that_of_one_run_and_of_what_was_made_for_it(card: Card) -> None:
     card.use(1000)
     card.use(5000)
-    card.use(-5000)  # somebody's, before
+    card.use(-5000)  # allocated before by other code
     peak = Peak(GPU)
     card.use(200)  # weights
 
@@ -320,7 +320,7 @@ def test_a_record_s_figures() -> None:
 
 
 def test_without_a_graph_the_time_is_that_of_calls_in_a_row(card: Card, case: measurement.Case) -> None:
-    """By the wall clock both, from an idle device."""
+    """Both by the wall clock, starting with an idle device."""
     calls: list[int] = []
 
     def call() -> torch.Tensor:
@@ -363,7 +363,7 @@ def test_a_budget_refuses_what_comes_too_late(monkeypatch: pytest.MonkeyPatch) -
 
     limited = network.Budget(60.0).limited("slow", make)
     task = Task(torch.nn.Identity(), torch.zeros(1), "fp32")
-    for _ in range(2):  # the second is begun in time
+    for _ in range(2):  # the second starts in time
         assert limited(task)[0].config == {"mode": "most", "seconds_to_make": 40.0}
     with pytest.raises(Unavailable, match="the 60 s for slow peers were spent"):
         limited(task)

@@ -1,4 +1,4 @@
-"""Networks and their peers on the CPU: what is right passes, what is wrong is not timed."""
+"""Networks and their peers on the CPU: right results pass, wrong ones are not timed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_engine_is_measured_and_the_unavailable_is_said(case: measurement.Ca
 
 
 def test_an_interrupt_in_a_peer_stops_the_run(case: measurement.Case) -> None:
-    """However the peer wraps it; any other error is the peer's failure."""
+    """Refused even if the peer wraps the error; any other error is the peer's failure."""
 
     def interrupted(task: Task) -> list[NetworkPeer]:
         try:
@@ -164,7 +164,7 @@ def test_peers_by_name() -> None:
     assert "torch-compile" not in registry.chosen((), known) and "jax" in registry.chosen((), known)
     assert registry.chosen(("none",), known) == {} and registry.chosen(("all",), known) == known
     assert list(registry.chosen(("jax", "jax"), known)) == ["jax"]
-    with pytest.raises(UnsupportedError, match="there is no peer 'openvino' here; there is torch-eager"):
+    with pytest.raises(UnsupportedError, match="there is no peer 'openvino' here; known: torch-eager"):
         registry.chosen(("openvino",), known)
     with pytest.raises(UnsupportedError, match="no peer 'jax' here"):
         registry.chosen(("jax",), registry.plain("flat"))
@@ -317,7 +317,7 @@ def test_bench_writes_records_and_a_plot_and_says_whose_times_they_are(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("resnet19",), "there is no workload 'resnet19'; there is resnet18"),
+        (("resnet19",), "there is no workload 'resnet19'; known: resnet18"),
         (("resnet18", "-t", "fp64"), "dtype 'fp64'"),
         (("resnet18", "--size", "8"), "these networks take 32 or more"),
         (("resnet18", "--peers", "tvm"), "there is no peer 'tvm'"),

@@ -1,6 +1,6 @@
-"""What PyTorch does in plans of small networks of every class: the table is exact, and its counts may only fall.
+"""Steps left to PyTorch in plans of small networks of every class: the table is exact, and counts may only fall.
 
-A test that fails prints the network's new line. Put it into the table if it has fewer steps than the old one.
+A failing test prints the network's new line. Put it into the table if it has fewer steps than the old one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ IN_PYTORCH = {
     "vit": "permute 5, select 3, attention 1",
     "upscaling": "",
 }
-"""The steps by operator, the most frequent first, as plans in fp16 have them."""
+"""Steps by operator, the most frequent first, in fp16 plans."""
 IN_TF32: dict[str, str] = {}
-"""Those of networks whose plans in tf32 have others."""
+"""Networks whose tf32 plans have other steps."""
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -53,7 +53,7 @@ def test_pytorch_does_no_more_of_a_network_than_is_written_down(name: str) -> No
     tables = {"fp16": IN_PYTORCH, "tf32": {**IN_PYTORCH, **IN_TF32}}
     for dtype, table in tables.items():
         assert name in table, f"{name} has no line yet"
-        with torch.device("meta"):  # a constant that is not made beside the model's would have no values
+        with torch.device("meta"):  # a constant created anew has no values: only the model's constants do
             engine = Engine(graph, dtype, "cpu")
             plan = planned(engine, x)
         found = spelled(by_operator(plan))

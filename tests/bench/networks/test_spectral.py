@@ -55,7 +55,7 @@ def test_the_command_measures_reconstructions_and_scores(tmp_path: pathlib.Path)
 
 
 def test_steps_of_training_are_those_of_the_fused_network() -> None:
-    """Each system takes the same steps, one that begins elsewhere is wrong, and graphs are refused without a GPU."""
+    """All systems take the same steps; a different starting point is wrong; graphs are refused without a GPU."""
     training: Training = SPECTRAL.parts["training-step"].measure.args[0]  # type: ignore[attr-defined]
     x = SPECTRAL.inputs(8, seed=2)
     lesson = Lesson(
@@ -86,7 +86,7 @@ def test_steps_of_training_are_those_of_the_fused_network() -> None:
 
 
 def test_steps_are_planned_for_all_batches_and_fit_a_gpu() -> None:
-    """A step at the largest batch keeps x, its target, the result and its gradient, and little else."""
+    """A step at the largest batch holds x, its target, the result and its gradient, and little else."""
     part = SPECTRAL.parts["training-step"]
     assert {32, 64, 128, 256, 512, 2**20} <= set(part.batches)
     assert set(part.batches) <= set(SPECTRAL.batches)
@@ -95,5 +95,6 @@ def test_steps_are_planned_for_all_batches_and_fit_a_gpu() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
     for dtype, itemsize in (("fp32", 4), ("fp16", 2)):
         plan = training_step(model, F.mse_loss, optimizer, (x, x), dtype=dtype, device="twin").plan
-        grows = plan.arena_bytes - (16 << 20)  # what the blocks of the backward kernel sum up does not grow
+        # The partial sums of the backward kernel's CTAs do not grow with the batch.
+        grows = plan.arena_bytes - (16 << 20)
         assert grows <= 2 * itemsize * x.numel()

@@ -1,4 +1,4 @@
-"""Streams on a card that is made up: judged before and after they are timed, and their figures."""
+"""Streams on a fake card: judged before and after timing, and their figures."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_a_stream_that_is_wrong_has_no_time(
 
 
 def test_figures_of_a_stream(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch's compute takes 50 us, its copy 20; by the clock a batch of 6 takes what it is told to."""
+    """Compute takes 50 us per batch, a copy 20 us; by the clock, a batch of 6 takes the configured time."""
     clocked: list[int] = []
 
     def fake(run: Any, batches: int, repetitions: int) -> Timing:
-        """What the card says of compute and copies, which streams of this engine do not use."""
+        """The fake card's log of compute and copies, bypassed by streams of this engine."""
         clocked.append(batches)
         card.synchronize()
         began = card.gpu

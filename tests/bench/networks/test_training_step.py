@@ -1,4 +1,4 @@
-"""Whole steps of training beside PyTorch's: what is wrong is seen, and graphs are judged as they are timed."""
+"""Whole training steps beside PyTorch's: errors are detected, and graphs are judged as timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lesson_in(dtype: str) -> Lesson:
 
 
 class OnGpu(Lesson):
-    """As if its tensors were there."""
+    """Pretend that its tensors are on the card."""
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +84,7 @@ def test_another_step_is_a_failure_and_has_no_time(other: Callable[[Lesson], Les
 
 
 def test_a_step_without_momentum_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It differs from the second step on."""
+    """Results differ from the second step on."""
     lesson = lesson_in("fp32")
     known = standard(lesson, exact(lesson), 4.0)
     monkeypatch.setattr(peers, "MOMENTUM", 0.0)
@@ -100,7 +100,7 @@ def test_updates_may_be_as_small_as_the_rounding_of_parameters() -> None:
 
 
 class _Block(torch.nn.Module):
-    """An inverted residual with a bias in front of a BatchNorm, whose gradient is rounding only."""
+    """An inverted residual with a bias before a BatchNorm: the bias gradient is pure rounding error."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ Fault = Callable[[peers.TorchStep], object]
 
 
 def _harmed(name: str, harm: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
-    """A step that harms the gradient of one parameter."""
+    """A step that corrupts the gradient of one parameter."""
     return lambda step: dict(step.pupil.model.named_parameters())[name].register_hook(harm)
 
 
@@ -144,7 +144,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def test_sixteen_bits_are_judged_by_pytorch_s_own_errors() -> None:
-    """PyTorch over other roundings and our kernels pass; a wrong gradient, statistic or decay does not."""
+    """PyTorch in other precisions and our kernels pass; a wrong gradient, statistic or decay does not."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, padding=1), _Block(4), _Block(4), torch.nn.BatchNorm2d(4),
@@ -181,7 +181,7 @@ def test_a_restart_restores_the_loss_scale_too() -> None:
 
 
 def test_the_graph_keeps_what_it_reads(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory of a loss scale that was freed belongs to whatever is made next."""
+    """The next allocation reuses the memory of a freed loss scale."""
     made: list[weakref.ref[peers.TorchStep]] = []
 
     class Watched(peers.TorchStep):
@@ -198,7 +198,7 @@ def test_the_graph_keeps_what_it_reads(card: Card, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_graph_of_a_whole_step_is_judged_after_several(card: Card) -> None:
-    """What is replayed goes on from the weights that the last replay has left, and the timing from the first."""
+    """Replays continue from the weights of the last replay; timing starts from the first."""
     plain = lesson_in("fp32")
     lesson = OnGpu(plain.model, plain.loss, plain.x, plain.target, plain.dtype, plain.rate, plain.scale)
     graph = peers._graphed(lesson, "nhwc", "torch-graph")
@@ -216,7 +216,7 @@ def test_the_graph_of_a_whole_step_is_judged_after_several(card: Card) -> None:
 
 @pytest.mark.parametrize("name", ["autoencoder", "resnet18"])
 def test_references_are_of_float64_throughout(name: str) -> None:
-    """A loss that casts what it is given would make its own rounding everybody's."""
+    """A loss that casts its input would add its own rounding to every system."""
     workload = WORKLOADS[name]
     training = workload.parts["training-step"].measure.args[0]  # type: ignore[attr-defined]
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1)) if name == "autoencoder" else _Classifier()

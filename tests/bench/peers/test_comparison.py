@@ -1,4 +1,4 @@
-"""Our speed relative to the best of all peers: shown whatever it is, with a note where a peer is missing."""
+"""Our speed relative to the best of all peers, always shown, with a note if a peer is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of peers: every system in it is made by some benchmark, and missing packages are reported."""
+"""The table of peers: some benchmark uses every system in it, and missing packages are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's own ways to run a network: norms folded where torch.fx can, and results in whichever structure."""
+"""PyTorch's own ways to run a network: norms folded where torch.fx can, and results in any structure."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ def test_chains_have_plans_and_right_results_in_both_layouts(name: str) -> None:
     model, x = make().eval(), torch.randn(2, item[0], 14, 14)
     settle(model, x)
     expected = model(x).detach()
-    # One dtype for each chain: each needs kernels of its own, which take a second to compile.
+    # One dtype per chain: each compiles separate kernels, which takes a second.
     dtype = list(_STORAGE)[list(CONV_CHAINS).index(name) % len(_STORAGE)]
     large = escalade.compile(model, torch.empty(2, *item), dtype=dtype, device="cpu")
     small = escalade.compile(model, x, dtype=dtype, device="twin")
     for layout in (torch.contiguous_format, torch.channels_last):
         plan = large.plan_for(H200, torch.empty(16, *item, dtype=_STORAGE[dtype], memory_format=layout))
-        # In NCHW a lone 1x1 convolution is left to PyTorch, which needs no conversions.
+        # In NCHW a lone 1x1 convolution falls back to PyTorch, which needs no conversions.
         by_pytorch = {step.node.op for step in plan.steps if step.in_pytorch}
         assert by_pytorch <= ({"conv2d"} if "_1x1_" in name and dtype != "fp16" else set())
         error = (small(x.to(memory_format=layout)) - expected).abs().max() / expected.abs().max()

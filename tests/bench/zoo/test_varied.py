@@ -1,4 +1,4 @@
-"""Networks of many families: each, made small, gives what its model does, and little of it is left to PyTorch."""
+"""Networks of many families: a small version of each matches its model, and few steps fall back to PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUBLISHED = {
     "vit_small": 22_050_664,
     "zero_dce": 79_416,
 }
-"""Parameters as published, of those that are as large as in their papers or in the code beside them."""
+"""Published parameter counts, for networks as large as in their papers or reference code."""
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cbam_resnet": (lambda: classifiers.Weighted(classifiers.CBAM, 8, 1, 5), (3, 32, 32)),
     "convmixer": (lambda: patches.ConvMixer(8, 2, 4, 4, 5), (3, 32, 32)),
@@ -79,7 +79,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wavenet": (lambda: sequences.WaveNet(8, 16, 3, 1, 12), (1, 40)),
     "zero_dce": (lambda: restoration.ZeroDCE(8, 2), (3, 16, 16)),
 }
-"""Each network made small, and the sizes of its items."""
+"""A small version of each network, and its item sizes."""
 IN_PYTORCH: dict[str, dict[str, int]] = {
     "cbam_resnet": {"convert": 8},
     "coordconv": {"convert": 2, "expand": 2},
@@ -104,7 +104,7 @@ IN_PYTORCH: dict[str, dict[str, int]] = {
     },
     "zero_dce": {"convert": 2},
 }
-"""The steps that PyTorch does of their plans in fp16, at most."""
+"""Upper bound of the steps left to PyTorch in fp16 plans."""
 
 
 def test_every_constructor_says_what_it_takes_and_is_as_large_as_published() -> None:
@@ -128,9 +128,7 @@ def test_a_network_is_compiled_and_right_and_little_is_left_to_pytorch(name: str
     engine = Engine(capture(model, (x,)), "fp32", "cpu")
     for result, wanted in zip(pytree.tree_leaves(engine(x)), expected, strict=True):
         assert result.shape == wanted.shape
-        assert (
-            relative_error(result, wanted) < 1e-4
-        )  # roundings grow with weights that no training has calmed
+        assert relative_error(result, wanted) < 1e-4  # rounding errors grow with untrained weights
     with torch.device("meta"):
         plan = planned(Engine(engine.graph, "fp16", "cpu"), x.half())
     assert Counter(by_operator(plan)) <= Counter(IN_PYTORCH.get(name, {}))

@@ -1,4 +1,4 @@
-"""A cache whose keys a test can read, and what is asked of its folder."""
+"""A cache whose keys a test can read, and queries about its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.device.cache import (
 
 
 class Cache(DiskCache):
-    """With keys that a test can read, and a short way to their files."""
+    """A cache with readable keys, and a short way to their files."""
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
         return super().get(cache_key(key), make)
@@ -32,7 +32,7 @@ class Cache(DiskCache):
 
 
 def contents(folder: pathlib.Path) -> set[str]:
-    """Everything that lies anywhere in a folder, but for the mark of a cache."""
+    """Every file below a folder, except for the marker of a cache."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {FOLDER, f"{FOLDER}/CACHEDIR.TAG"}
 
 

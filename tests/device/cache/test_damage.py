@@ -1,4 +1,4 @@
-"""Entries that are damaged, half written or something else: a miss that is said, and repaired."""
+"""Entries that are damaged, truncated or of another kind: a reported miss, then a repaired entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.device.cache import (
 )
 from tests.device.cache.support import Cache, forbidden
 
-# --- damage: every one of these is a miss that is said, and afterwards the entry is whole
+# --- damage: each is a reported miss, and the entry is repaired
 
 
 def _corrupt(entry: pathlib.Path) -> None:
@@ -46,7 +46,7 @@ def _noise(entry: pathlib.Path) -> None:
 
 
 def _another(entry: pathlib.Path) -> None:
-    """Whole, but what belongs under another name."""
+    """An intact entry that belongs under another key."""
     cache = Cache(entry.parent.parent)
     cache.get("another", lambda: b"another payload")
     os.replace(cache.entry("another"), entry)
@@ -70,7 +70,7 @@ def test_damage_is_a_miss_and_is_repaired(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_not_there(tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]) -> None:
+def test_damaged_entries_are_misses(tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]) -> None:
     cache = Cache(tmp_path)
     assert not cache.has("k")
     cache.get("k", lambda: b"payload")
@@ -80,7 +80,7 @@ def test_what_is_damaged_is_not_there(tmp_path: pathlib.Path, damage: Callable[[
         assert not cache.has("k")
     assert not cache.entry("k").exists()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is reported once
+        warnings.simplefilter("error")  # reported once
         assert not cache.has("k")
 
 
@@ -136,14 +136,14 @@ def test_a_process_that_is_killed_anywhere_leaves_an_entry_or_none(tmp_path: pat
         assert done.returncode == -signal.SIGKILL
         killed += 1
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing of it is damaged
+            warnings.simplefilter("error")  # nothing is damaged
             there = Cache(folder).has("k")
             assert Cache(folder).get("k", forbidden if there else lambda: b"payload") == b"payload"
         outcomes.add(there)
     assert killed >= 4 and outcomes == {False, True}
 
 
-# --- what else can stand in an entry's place
+# --- other things in place of an entry
 
 
 def _folder(path: pathlib.Path) -> None:
@@ -162,7 +162,7 @@ def _link(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("put", [_folder, os.mkfifo, _dangling_link, _link])
 @pytest.mark.parametrize("suffix", ["", ".lock"], ids=["entry", "lock"])
-def test_what_is_in_the_way_does_no_harm(
+def test_obstacles_do_no_harm(
     tmp_path: pathlib.Path, put: Callable[[pathlib.Path], None], suffix: str
 ) -> None:
     cache = Cache(tmp_path)

@@ -1,4 +1,4 @@
-"""Several processes that use one folder at once, and what a killed one leaves."""
+"""Several processes that use one folder at once, and leftovers of a killed one."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_hit_takes_no_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 
 def _churn(directory: pathlib.Path, seed: int, start, results) -> None:  # type: ignore[no-untyped-def]
     draw = random.Random(seed)
-    cache = Cache(directory, limit_bytes=2_000)  # five entries or so: eviction at every miss
+    cache = Cache(directory, limit_bytes=2_000)  # about five entries: every miss evicts
     start.wait()
     wrong = 0
-    warnings.simplefilter("error")  # nothing is ever half there
+    warnings.simplefilter("error")  # no entry is ever partially visible
     for _ in range(300):
         number = draw.randrange(20)
         expected = bytes([number]) * (100 + 30 * number)
@@ -81,14 +81,14 @@ def test_eviction_in_one_process_harms_no_other(tmp_path: pathlib.Path, seed: in
     assert [process.exitcode for process in processes] == [0, 0, 0]
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: pathlib.Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_after_a_day(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path)
     abandoned, current = cache.directory / "making-abandone", cache.directory / "making-current_"
     for folder in (abandoned, current):
         folder.mkdir(parents=True)
         (folder / "half.bin").write_bytes(b"half a pay")
     lock, future = (cache.directory / f"{cache.entry(name).name}.lock" for name in ("gone", "future"))
-    for path, days in ((abandoned, 2), (lock, 2), (future, -2)):  # a clock may have been wrong
+    for path, days in ((abandoned, 2), (lock, 2), (future, -2)):  # a clock may be wrong
         path.touch()
         age(path, days * 24 * 3600)
     assert cache.size() == (0, 0)

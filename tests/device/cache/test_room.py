@@ -1,4 +1,4 @@
-"""What the cache removes to stay within its size, and what it never removes."""
+"""Eviction down to the size limit, and the files that are never removed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from escalade.device.cache import (
 )
 from tests.device.cache.support import Cache, age, contents, forbidden, write_library
 
-# --- what is not ours
+# --- files of others
 
 
 def test_nothing_that_is_not_ours_is_ever_removed(tmp_path: pathlib.Path) -> None:
-    """A folder that was chosen with other things in it, much larger and older than what the cache may hold."""
+    """A given folder with unrelated files, much larger and older than the cache may hold."""
     cache = Cache(tmp_path, limit_bytes=500, grace_seconds=0)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -36,7 +36,7 @@ def test_nothing_that_is_not_ours_is_ever_removed(tmp_path: pathlib.Path) -> Non
             f"{old}.sha256",
         ):
             (folder / name).write_bytes(bytes(1000))
-    (tmp_path / old).write_bytes(bytes(1000))  # of our kind of name, but not in our folder
+    (tmp_path / old).write_bytes(bytes(1000))  # named like an entry, but not in our folder
     (cache.directory / old).symlink_to(outside / "target.bin")
     (cache.directory / "making-abcdefgh").symlink_to(outside)
     (cache.directory / f"{old}.lock").symlink_to(outside / "target.bin")
@@ -63,7 +63,7 @@ def test_the_folder_is_marked_as_a_cache(tmp_path: pathlib.Path) -> None:
 # --- size
 
 
-def test_the_least_recently_used_goes_first(tmp_path: pathlib.Path) -> None:
+def test_the_least_recently_used_is_evicted_first(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=3 * (100 + SEAL_BYTES) + 50, grace_seconds=0)
     for position, name in enumerate("abc"):
         cache.get(name, lambda: bytes(100))
@@ -73,7 +73,7 @@ def test_the_least_recently_used_goes_first(tmp_path: pathlib.Path) -> None:
     assert contents(cache.directory.parent) == {f"{FOLDER}/{cache.entry(name).name}" for name in "acd"}
 
 
-def test_an_entry_of_the_future_goes_before_all_others(tmp_path: pathlib.Path) -> None:
+def test_an_entry_from_the_future_is_evicted_first(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=3 * (100 + SEAL_BYTES) + 50)
     for name, seconds in (("a", 1000), ("future", -3600), ("b", 2000)):
         cache.get(name, lambda: bytes(100))
@@ -90,7 +90,7 @@ def test_the_size_stays_under_the_limit(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_eviction_makes_room_for_several_entries(tmp_path: pathlib.Path) -> None:
-    """A folder that is looked through for every new entry would be slow."""
+    """Scanning the folder for every new entry would be slow."""
     cache = Cache(tmp_path, limit_bytes=20 * (100 + SEAL_BYTES), grace_seconds=0)
     for number in range(21):
         cache.get(f"k{number}", lambda: bytes(100))
@@ -100,7 +100,7 @@ def test_an_eviction_makes_room_for_several_entries(tmp_path: pathlib.Path) -> N
 def test_the_folder_is_looked_through_now_and_then(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for every entry: where there are thousands, that would take longer than a build."""
+    """Not for every entry: with thousands of them, that would take longer than a build."""
     cache = Cache(tmp_path, limit_bytes=100 * (100 + SEAL_BYTES), grace_seconds=0)
     looks: list[int] = []
     real = cache.entries
@@ -113,21 +113,21 @@ def test_the_folder_is_looked_through_now_and_then(
     for number in range(50):
         cache.get(f"k{number}", lambda: bytes(100))
     assert 1 <= len(looks) <= 10
-    for number in range(4):  # what other processes write counts too
+    for number in range(4):  # other processes' entries count too
         Cache(tmp_path).get(f"other{number}", lambda: bytes(2500))
     for number in range(50, 70):
         cache.get(f"k{number}", lambda: bytes(100))
     assert real() and cache.size()[1] <= cache.limit_bytes
 
 
-def test_what_was_just_made_stays_even_if_it_alone_is_too_large(tmp_path: pathlib.Path) -> None:
+def test_a_new_entry_stays_even_if_it_alone_is_too_large(tmp_path: pathlib.Path) -> None:
     cache = Cache(tmp_path, limit_bytes=10, grace_seconds=0)
     assert cache.get("large", lambda: bytes(100)) == bytes(100)
     assert cache.get("large", forbidden) == bytes(100)
 
 
-def test_what_was_used_a_moment_ago_stays(tmp_path: pathlib.Path) -> None:
-    """Its file may have been handed to a process that has not opened it yet."""
+def test_recently_used_entries_stay(tmp_path: pathlib.Path) -> None:
+    """Its file may have been passed to a process that has not opened it yet."""
     cache = Cache(tmp_path, limit_bytes=150 + SEAL_BYTES)
     cache.get("recent", lambda: bytes(100))
     cache.get("old", lambda: bytes(100))
@@ -137,10 +137,10 @@ def test_what_was_used_a_moment_ago_stays(tmp_path: pathlib.Path) -> None:
     assert not cache.entry("old").exists()
 
 
-# --- what is asked for
+# --- entries in use
 
 
-def test_trimming_removes_what_was_unused_for_longest_and_leaves_what_is_about_to_be_opened(
+def test_trimming_removes_the_least_recently_used_and_keeps_entries_about_to_be_opened(
     tmp_path: pathlib.Path,
 ) -> None:
     cache = Cache(tmp_path)
@@ -150,7 +150,7 @@ def test_trimming_removes_what_was_unused_for_longest_and_leaves_what_is_about_t
     library = cache.file("library", ".so", write_library)
     gone = cache.trim(2 * (100 + SEAL_BYTES))
     assert [entry.path for entry in gone] == [cache.entry("a"), cache.entry("b")]
-    cache.get("c", forbidden)  # so its payload is read already, and may go
+    cache.get("c", forbidden)  # its payload was already read, so it may be evicted
     assert [entry.path for entry in cache.trim(0)] == [cache.entry("c")] and library.exists()
     age(library, 1000)
     assert [entry.path for entry in cache.trim(0)] == [library] and not cache.entries()

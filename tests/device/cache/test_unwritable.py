@@ -44,7 +44,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 
 def test_an_unwritable_folder_still_serves(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the test above, for those who run tests as root."""
+    """The test above, for those who run tests as root."""
     cache = Cache(tmp_path)
     cache.get("k", lambda: b"payload")
     make_folder = cache_module.tempfile.mkdtemp
@@ -63,7 +63,7 @@ def test_an_unwritable_folder_still_serves(tmp_path: pathlib.Path, monkeypatch: 
 def test_a_file_that_may_not_be_replaced_is_passed_by(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a sticky folder another user's entry stays where it is."""
+    """In a sticky folder another user's entry cannot be removed."""
     cache = Cache(tmp_path)
     real = os.replace
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Folders and files of other users, which do not serve."""
+"""Folders and files of other users, which are not used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.device.cache.support import Cache, assert_serves_without_a_word, forb
 
 @pytest.fixture
 def as_owner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.Path, int], None]]:
-    """Gives a file or folder to another user, as far as the cache can see."""
+    """Give a file or folder to another user, as far as the cache can see."""
     owners: dict[tuple[int, int], int] = {}
     real = {name: getattr(os, name) for name in ("stat", "fstat", "lstat")}
 
@@ -36,7 +36,7 @@ def as_owner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.Path
 
 @pytest.fixture
 def someone(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Another user's number; this process is a plain user's with a group that others are in too."""
+    """Another user's id; this process belongs to a regular user, in a group that others share."""
     monkeypatch.setattr(ownership, "_is_private", lambda group, user: False)
     return os.geteuid() + 12345
 
@@ -57,13 +57,13 @@ def _not_served(directory: pathlib.Path, why: str) -> None:
 def test_a_folder_that_others_can_write_to_does_not_serve(
     tmp_path: pathlib.Path, someone: int, mode: int, above: int
 ) -> None:
-    """Also where it is one that the cache is in: it can be put aside for another one."""
+    """Also a parent folder of the cache: its owner could replace it."""
     cache = Cache(tmp_path / "a" / "b")
     cache.get("k", lambda: b"planted")
     place = (cache.directory, *cache.directory.parents)[above]
     place.chmod(mode)
     _not_served(tmp_path / "a" / "b", f"other users can write to {place}")
-    place.chmod(mode | stat.S_ISVTX)  # what lies there can only be replaced by its owner
+    place.chmod(mode | stat.S_ISVTX)  # its owner can still replace what is inside
     assert Cache(tmp_path / "a" / "b").get("k", forbidden) == b"planted"
 
 
@@ -81,19 +81,19 @@ def test_a_folder_of_another_user_does_not_serve(
     cache = Cache(tmp_path / "a" / "b")
     cache.get("k", lambda: b"planted")
     place = (cache.directory, *cache.directory.parents)[above]
-    as_owner(place, 0)  # root may do anything anyway
+    as_owner(place, 0)  # root is unrestricted anyway
     assert Cache(tmp_path / "a" / "b").get("k", forbidden) == b"planted"
     as_owner(place, someone)
     _not_served(tmp_path / "a" / "b", f"{place} belongs to another user")
 
 
-def test_who_installed_the_package_could_do_anything_anyway(
+def test_the_package_owner_is_trusted(
     tmp_path: pathlib.Path,
     someone: int,
     as_owner: Callable[[pathlib.Path, int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As root in a container that has a user's checkout in it."""
+    """As root in a container with a user's checkout."""
     cache = Cache(tmp_path)
     cache.get("k", lambda: b"payload")
     as_owner(tmp_path, someone)
@@ -151,7 +151,7 @@ def test_a_group_of_one_is_the_user(tmp_path: pathlib.Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o644)])
-def test_who_may_read_is_as_the_umask_says_and_nobody_else_may_write(
+def test_reading_follows_the_umask_and_only_the_owner_may_write(
     tmp_path: pathlib.Path, umask: int, mode: int, someone: int
 ) -> None:
     before = os.umask(umask)

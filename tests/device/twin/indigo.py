@@ -1,9 +1,9 @@
-"""What the twin's checks say of Indigo's kernels, graph codes with bugs planted by its authors.
+"""Findings of the twin's checks in Indigo's kernels: graph codes with bugs planted by its authors.
 
     python -m tests.device.twin.indigo FOLDER --results results
 
-FOLDER is what `generate_CUDA_codes.py` of https://github.com/burtscher/IndigoSuite writes; the name of a kernel says
-which bugs it has. Every kernel runs on small random graphs. Records of what was reported are filed, for docs/twin.md.
+FOLDER is the output of `generate_CUDA_codes.py` of https://github.com/burtscher/IndigoSuite; a kernel's name lists its
+bugs. Every kernel runs on small random graphs. Findings are stored as records, for docs/twin.md.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.device.twin.support import launch
 
 BUGS = ("atomicBug", "boundsBug", "guardBug", "raceBug", "syncBug")
 TOGETHER = 8
-"""Kernels that are compiled as one, each with shared memory of its own."""
+"""Kernels compiled as one, each with its own shared memory."""
 BEGIN, END = '#include "indigo_cuda.h"', "void serial_code("
-"""Device code stands between these."""
+"""Device code is between these markers."""
 GRAPHS = ((10, 30, 12), (40, 130, 44))
-"""Vertices, edges and blocks: as many as there are vertices, or a few more."""
+"""Vertices, edges and CTAs: one CTA per vertex, or a few more."""
 THREADS = 64
 
 
 def source(files: Sequence[pathlib.Path]) -> str:
-    """The kernels of several files as one, which is told which of them to be."""
+    """The kernels of several files as one, with an argument that selects the kernel."""
     kernels, calls = [], []
     for number, file in enumerate(files):
         text = file.read_text().partition(BEGIN)[2].partition(END)[0]
@@ -50,14 +50,14 @@ def source(files: Sequence[pathlib.Path]) -> str:
 
 
 def graph(vertices: int, edges: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each vertex's neighbours begin, and the neighbours."""
+    """Start offsets of each vertex's neighbors, and the neighbors."""
     pairs = torch.randint(vertices, (edges, 2))
     match kind:
         case "undirected":
             pairs = torch.cat([pairs, pairs.flip(1)])
-        case "ascending":  # the last vertex has no neighbours
+        case "ascending":  # the last vertex has no neighbors
             pairs = pairs.sort(1).values
-        case "descending":  # nor has the first
+        case "descending":  # and neither has the first
             pairs = pairs.sort(1, descending=True).values
     pairs = torch.unique(pairs[pairs[:, 0] != pairs[:, 1]], dim=0)
     degrees = torch.bincount(pairs[:, 0], minlength=vertices)

@@ -1,4 +1,4 @@
-"""What the twin's tests share: tensors as kernel arguments, launches over tensors, planted bugs."""
+"""Helpers for the twin's tests: tensors as kernel arguments, launches over tensors, planted bugs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def buffers(values: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def launch(kernel: TwinKernel, grid: int, block: int, values: Sequence[Any], **options: Any) -> None:
-    """One-dimensional; all tensors are the launch's buffers."""
+    """One-dimensional launch; all tensors are its buffers."""
     kernel.launch((grid, 1, 1), (block, 1, 1), arguments(values), buffers=buffers(values), **options)
 
 
 def planted(source: str, *edits: tuple[str, str]) -> str:
-    """The source with a bug: every (old, new) replaced once."""
+    """The source with a bug: every (old, new) is replaced once."""
     for old, new in edits:
         assert old in source, old
         source = source.replace(old, new, 1)
@@ -48,7 +48,7 @@ def planted(source: str, *edits: tuple[str, str]) -> str:
 
 
 def report_of(source: str, entry: str, grid: int, block: int, values: Sequence[Any], **options: Any) -> str:
-    """What the checks say about a kernel that must not pass."""
+    """Return the checks' report on a kernel that must not pass."""
     kernel = build(source, entry, checks=True)
     with pytest.raises(TwinError) as caught:
         launch(kernel, grid, block, values, **options)
@@ -56,5 +56,5 @@ def report_of(source: str, entry: str, grid: int, block: int, values: Sequence[A
 
 
 def line_of(source: str, text: str) -> int:
-    """The number of the first line with that text."""
+    """Return the number of the first line with that text."""
     return next(i for i, line in enumerate(source.splitlines(), 1) if text in line)

@@ -1,4 +1,4 @@
-"""Every load and store is seen, whatever its type and however it is written."""
+"""Every load and store is checked, for every type and spelling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VECTORS = [
     for kind in ("char", "ushort", "int", "longlong", "float", "double")
     for count in (1, 2, 3, 4)
 ]
-"""Of each size and alignment, and in both kinds of registers; a sign changes no access."""
+"""Accesses of every size and alignment, from both kinds of registers; signedness changes no access."""
 HALVES = ["__half", "__half2", "__nv_bfloat16", "__nv_bfloat162", "__half_raw", "__nv_bfloat162_raw"]
 OWN = ["Byte", "Three", "Pair", "Tagged", "Block", "Bits", "Wrapped"]
 TYPES = [*VECTORS, *HALVES, *OWN, "float", "uint8_t", "double"]

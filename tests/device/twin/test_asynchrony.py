@@ -1,4 +1,4 @@
-"""What asynchronous units do to memory and registers is reported in every order, not only in an unlucky one."""
+"""Errors of asynchronous units on memory and registers are reported in every order, not only in an unlucky one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from escalade.device.twin import Order, TwinError, build, toolchain
 from escalade.device.twin.tensor_map import encode_tiled
 from tests.device.twin.support import ORDERS, launch
 
-# d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth a stage. One build for all mistakes: the kernel is
-# told which one to make.
+# d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth per stage. One build for all mistakes: an argument
+# selects one.
 PRODUCT = r"""
 #include "common/hopper.cuh"
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -114,7 +114,7 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
 }
 """
 
-UNDER_WAY = "under way|in flight"
+IN_FLIGHT = "in flight"
 STILL_READ = "still has to read"
 MISTAKES = {
     "INITIALISED_TWICE": "where an mbarrier is in use",
@@ -124,11 +124,11 @@ MISTAKES = {
     "UNEVEN_REGISTERS": "of a warpgroup hold",
     "TOO_MANY_REGISTERS": "the warps want",
     "LOAD_NOBODY_WAITS_FOR": "none of its threads waited",
-    "NO_EMPTY_WAIT": f"{UNDER_WAY}|{STILL_READ}|more arrivals|race",
-    "TOO_FEW_BYTES": f"{UNDER_WAY}|more arrivals|deadlock",
-    "ISSUER_READS": UNDER_WAY,
-    "NO_FULL_WAIT": f"{UNDER_WAY}|nothing wrote|race",
-    "SAME_PARITY": f"{UNDER_WAY}|{STILL_READ}|race|deadlock",
+    "NO_EMPTY_WAIT": f"{IN_FLIGHT}|{STILL_READ}|more arrivals|race",
+    "TOO_FEW_BYTES": f"{IN_FLIGHT}|more arrivals|deadlock",
+    "ISSUER_READS": IN_FLIGHT,
+    "NO_FULL_WAIT": f"{IN_FLIGHT}|nothing wrote|race",
+    "SAME_PARITY": f"{IN_FLIGHT}|{STILL_READ}|race|deadlock",
     "NO_WGMMA_FENCE": "no wgmma.fence before it",
     "NO_SECOND_FENCE": "register 3 was read or written after the last wgmma.fence",
     "CLEARED_AFTER_FENCE": "register 0 was read or written after the last wgmma.fence",
@@ -142,16 +142,16 @@ MISTAKES = {
     "WAIT_TOO_FEW": STILL_READ,
     "NO_WGMMA_WAIT": f"{STILL_READ}|accumulator register",
     "FREED_BEFORE_WAIT": STILL_READ,
-    "FREED_BY_ONE_WARP": f"{STILL_READ}|{UNDER_WAY}|nothing wrote",
+    "FREED_BY_ONE_WARP": f"{STILL_READ}|{IN_FLIGHT}|nothing wrote",
     "NO_PROXY_FENCE": "without a proxy fence of its own",
     "LATE_PROXY_FENCE": "without a proxy fence",
     "PROXY_FENCE_OF_THE_COPIER": "which thread [1-9].* without a proxy fence of its own",
     "SOURCE_WRITTEN": STILL_READ,
     "SOURCE_WRITTEN_BY_ANOTHER": STILL_READ,
     "NO_STORE_WAIT": "may still read shared memory",
-    "RESULT_READ": "under way",
+    "RESULT_READ": "in flight",
 }
-WRONG = ("STRIDE",)  # nothing to report, but another result
+WRONG = ("STRIDE",)  # no report, but a wrong result
 FINE = (
     *("NONE", "FENCED_BY_PROXY", "CLEARED_BEFORE_FENCE"),
     *("SOURCE_WRITTEN_AFTER_WAIT", "FENCED_BEFORE_LOAD"),
@@ -195,13 +195,13 @@ def test_a_product_with_a_mistake_is_reported_in_every_order(mistake: str) -> No
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_descriptor_leads_to_where_it_says(mistake: str) -> None:
+def test_a_descriptor_points_to_its_target(mistake: str) -> None:
     with pytest.raises(AssertionError, match="not close"):
         _multiply(mistake, Order())
 
 
 def test_descriptors_are_those_of_the_kernels() -> None:
-    """A mistake in them then shows on the twin."""
+    """Mistakes in those functions then show on the twin."""
     names = re.findall(r"u64 (\w+)\(", (KERNELS / "common" / "descriptors.cuh").read_text())
     assert len(names) == 4
     for file in (toolchain.STAND_INS / "common").glob("*.cuh"):
@@ -278,12 +278,12 @@ def test_registers_are_followed_into_structures_and_calls(way: str) -> None:
                 launch(kernel, 1, 128, values, order=order)
         else:
             launch(kernel, 1, 128, values, order=order)
-            assert y.isfinite().all() and (y > 4).all()  # rows are next to nothing
+            assert y.isfinite().all() and (y > 4).all()  # rows take almost no memory
 
 
 # ---------------------------------------------------------------- clusters
 
-# Every block gives the next one x by a push, and lets it read x where it lies.
+# Every CTA pushes x to the next one, and lets it read x in place.
 EXCHANGE = r"""
 #include "common/hopper.cuh"
 enum Mistake { NONE, MISTAKES };
@@ -359,7 +359,7 @@ def test_blocks_of_a_cluster_that_do_not_are_reported_in_every_order(mistake: st
 
 # ---------------------------------------------------------------- named barriers
 
-# Warps meet at barrier `id`; those from `boundary` on come with other_id and other_count.
+# Warps meet at barrier `id`; those from `boundary` on pass other_id and other_count.
 MEETING = r"""
 #include "common/hopper.cuh"
 extern "C" __global__ void meeting(float* y, int boundary, int id, int count, int other_id, int other_count,

@@ -1,4 +1,4 @@
-"""The cache, error sentences, launches that cannot be."""
+"""The cache, error messages, and invalid launches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_changed_source_is_built_again() -> None:
 def test_the_key_has_everything_that_a_library_depends_on(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each thing changed by itself, and nothing compiled."""
+    """Change one input at a time; nothing is compiled."""
 
     class Keys:
         def file(self, key: str, suffix: str, make: object) -> pathlib.Path:
@@ -78,7 +78,7 @@ def test_the_key_has_everything_that_a_library_depends_on(
         building.runtime_library()
         runtimes.append(keys.last)
     assert key() == found[-2], "nothing changed"
-    # Without checks it is all the same to g++ what unset variables hold.
+    # Without checks, unset variables do not concern g++.
     assert found[6] == found[0] and len(set(found)) == len(found) - 1
     assert len(set(runtimes)) == len(runtimes)
 
@@ -107,7 +107,7 @@ def test_a_missing_entry_is_named() -> None:
         build(COPY, "other")
 
 
-def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_sentence_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.compiler.cache_clear()
     monkeypatch.setattr(subprocesses, "find_program", lambda name: None)
     with pytest.raises(CompileError, match="install g\\+\\+ 12 or later"):

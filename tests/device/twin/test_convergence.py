@@ -182,7 +182,7 @@ def test_a_call_that_threads_do_not_reach_together_is_reported_in_every_order(wa
 
 
 def test_lanes_at_two_copies_of_a_call_are_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """g++ may copy a call, and then its copies have the lines of one; the launch is done again."""
+    """g++ may duplicate a call, whose copies share its line; then the launch is repeated."""
     values = (torch.randn(128), torch.zeros(128), list(WAYS).index("HELPER_OF_HALF"))
     kernel = build(SOURCE, "kernel", checks=True)
     ways: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What the twin counts: how requests of warps fall, whatever way their lanes take, and the work of each unit."""
+"""The twin's counts: how warps' requests coalesce on any path of their lanes, and the work of each unit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_sectors_of_global_memory_and_turns_of_the_banks(stride: int, sectors: i
     ids=("neighbours", "one", "pairs", "again", "every second"),
 )
 def test_lanes_with_8_or_16_bytes_take_turns(order: Sequence[int], quarters: int, halves: int) -> None:
-    """By halves and quarters of a warp, or twice as many at once where lanes in pairs ask for the same."""
+    """Requests by halves and quarters of a warp, or twice as wide if pairs of lanes access the same."""
     values: list[object] = [torch.tensor(order, dtype=torch.int32), torch.zeros(128), torch.zeros(64)]
     found = counted(WIDE, "wide", 1, 32, values)
     loads = [line for line in found.lines if (line.memory, line.operation) == ("shared", "load")]
@@ -105,7 +105,8 @@ def test_lanes_with_8_or_16_bytes_take_turns(order: Sequence[int], quarters: int
 
 @pytest.mark.parametrize("order", [Order(), Order(seed=5)])
 def test_lanes_that_part_meet_again_behind_the_branch(order: Order) -> None:
-    """By hand: a warp asks once for each tap of which any lane is inside, and in a call once a step that any takes."""
+    """Counted by hand: a warp issues one request per tap with any active lane, and in a call one per step that any lane
+    takes."""
     n, taps, warps = 250, 5, 8
     x, w, y = torch.randn(260), torch.randn(taps), torch.zeros(256)
     hits = torch.zeros(1, dtype=torch.int32)
@@ -137,7 +138,7 @@ extern "C" __global__ void chain(const float* x, const float* w, float* y, int n
 def test_a_sum_of_products_is_fused_for_every_processor(
     processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a loop, where g++ takes two operations for one that the next round has to wait for on a `znver2`."""
+    """Also in a loop, where g++ for `znver2` splits an operation in two, on which the next iteration depends."""
     options = toolchain.kernel_options
     monkeypatch.setattr(toolchain, "kernel_options", lambda *given: (*options(*given), f"-mtune={processor}"))
     found = counted(CHAIN, "chain", 1, 32, [torch.randn(50), torch.randn(50), torch.zeros(32), 50])
@@ -168,7 +169,7 @@ def test_a_call_counts_its_launches_with_or_without_packing(tmp_path: pathlib.Pa
     assert call.counts(packing=False).of("global", "load").transactions == 4 + 16
 
 
-def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
+def test_launches_not_built_for_counting_are_not_counted() -> None:
     with pytest.raises(LaunchError, match="moves .*counts=True"):
         build(MOVES, "moves").counts()
     with pytest.raises(UnsupportedError, match="checks and counts"):

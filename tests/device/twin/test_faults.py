@@ -1,4 +1,4 @@
-"""Faults and endless loops end in a report that names the thread and the line; the process goes on."""
+"""Faults and endless loops end in a report with thread and line; the process survives."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ REPORTS = {
     "WILD": f"{WILD:#x}",
     "DIVIDE": "divides an integer by zero",
     "REMAINDER": "divides an integer by zero",
-    "TRAP": "comes to an instruction that stops it",
+    "TRAP": "executes a trap instruction",
 }
 
 
@@ -121,7 +121,8 @@ def test_an_endless_loop_is_reported(kernel: TwinKernel, mode: str) -> None:
         _run(kernel, mode, blocks=1)
     place = f"kernel.cu:{line_of(SOURCE, f'case {mode}')}: thread 37 of block (0, 0, 0)"
     assert place in str(caught.value)
-    others = "0-36, 38-63" if mode == "DOZE" else "0-36, 63"  # the last came to the barrier last, and went on
+    # The last thread reached the barrier last, and continued.
+    others = "0-36, 38-63" if mode == "DOZE" else "0-36, 63"
     assert f"threads {others} have returned" in str(caught.value)
     assert _run(kernel, "FINE").tolist() == list(range(128))
 
@@ -135,7 +136,7 @@ extern "C" __global__ void calls() {
 
 
 def test_a_thread_on_the_way_to_another_library_has_a_line() -> None:
-    """Such a call goes through a stub of the linker's, which has no line: more than half of all looks find one."""
+    """Such a call passes a linker stub, which has no line: more than half of all samples hit one."""
     kernel = build(CALLS, "calls")
     for _ in range(5):
         with pytest.raises(TwinError) as caught:
@@ -148,13 +149,13 @@ def test_a_thread_on_the_way_to_another_library_has_a_line() -> None:
 def test_barriers_for_ever_and_a_block_that_waits_for_a_later_one(kernel: TwinKernel) -> None:
     with pytest.raises(TwinError, match="no thread of the block has returned"):
         _run(kernel, "BARRIERS")
-    if kernel.checks:  # which run on one core; with several, the later block may well run
+    if kernel.checks:  # these run on one core; on several, the later CTA may run
         with pytest.raises(TwinError, match="a wait for a block that starts only when this one has ended"):
             _run(kernel, "FLAG")
 
 
 def test_a_long_run_that_gets_on_is_none_without_end(kernel: TwinKernel) -> None:
-    """Each thread's loop is under the limit, all together are far over it."""
+    """Each thread's loop is below the limit; their sum is far above it."""
     source = r"""
 extern "C" __global__ void slow(float* y) {
     const long long start = clock64();
@@ -167,7 +168,7 @@ extern "C" __global__ void slow(float* y) {
 
 
 def test_handlers_are_the_processs_own_again(kernel: TwinKernel) -> None:
-    """By what the kernel says of them: Python knows only of those that it has set itself."""
+    """Judged by the kernel's signal state: Python knows only handlers it has set itself."""
 
     def caught() -> str:
         with open("/proc/self/status") as status:
@@ -214,7 +215,7 @@ def test_ctrl_c_ends_a_launch(kernel: TwinKernel) -> None:
     timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
     began = time.process_time()
     with pytest.raises(KeyboardInterrupt):
-        timer.start()  # inside: on a busy machine it may be over before the launch begins
+        timer.start()  # inside the loop: on a busy machine it may end before the launch starts
         _run(kernel, "COMPUTE", limit_s=60)
     timer.join()
     assert time.process_time() - began < 30
@@ -250,8 +251,8 @@ ctypes.string_at(8)
 
 
 def test_a_fault_of_others_is_left_to_the_handler_before() -> None:
-    """Python's faulthandler prints its trace, and the process ends by the signal, as without the twin."""
+    """Python's faulthandler prints its trace, and the signal ends the process, as without the twin."""
     done = subprocess.run([sys.executable, "-c", OTHERS_FAULT], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["reported", "reported"]
     assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr
-    assert faulthandler.is_enabled()  # under pytest, here too
+    assert faulthandler.is_enabled()  # also under pytest

@@ -1,7 +1,7 @@
-"""Handoffs between warps, asynchronous copies and blocks of a cluster: each right in one way, and wrong in others.
+"""Handoffs between warps, asynchronous copies and CTAs of a cluster: each right in one way, and wrong in others.
 
-The cases are those of Triton's ConSan for Hopper, in CUDA C++: who reads or writes a buffer must have heard, by the
-barrier meant for it, that whoever had it before is done.
+The cases are those of Triton's ConSan for Hopper, in CUDA C++: before reading or writing a buffer, a thread must have
+observed the barrier that signals its release.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
     y[blockIdx.x * 96 + threadIdx.x] = value;
 }
 """
-PENDING = "under way|in flight|nothing wrote"
+PENDING = "in flight|nothing wrote"
 WAYS = {
     "INITIALISED_AGAIN": "where an mbarrier is in use",
     "STORE_WAIT_LOAD": "",
@@ -183,7 +183,7 @@ WAYS = {
     "FREED_FOR_A_WARP": "",
     "FREED_BEFORE_THE_OTHER_LANES_HAVE_READ": (
         "race: writes shared buffer.0, which thread [0-9]+ of block .* read at kernel.cu:[0-9]+, and nothing orders"
-        "|race: reads|under way|in flight"
+        "|race: reads|in flight"
     ),
     "TWO_WAIT_FOR_EACH_OTHER": "deadlock",
     "TOO_FEW_ARRIVE": "deadlock",

@@ -13,7 +13,7 @@ from escalade.device.twin.tensor_map import encode_im2col, encode_tiled
 from escalade.errors import UnsupportedError
 from tests.device.twin.support import ORDERS, launch, planted
 
-# d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth a stage.
+# d[64][64] = a[64][depth] * b[64][depth]^T, 64 elements of the depth per stage.
 PRODUCT = r"""
 #include "common/hopper.cuh"
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -96,15 +96,13 @@ def _run(source: str, order: Order, checks: bool, rows: int = 64, depth: int = 1
 def test_a_pipelined_product(checks: bool) -> None:
     for order in ORDERS:
         _run(PRODUCT, order, checks)
-    _run(
-        PRODUCT, ORDERS[0], checks, rows=50, depth=152
-    )  # what lies outside the tensors is zero, or not written
+    _run(PRODUCT, ORDERS[0], checks, rows=50, depth=152)  # out of bounds is read as zero, and not written
 
 
 BUGS = {
     "no wait for a full stage": (
         ("barrier_wait(full + 8 * stage, round & 1);", ""),
-        "is in flight|nothing wrote|under way",
+        "is in flight|nothing wrote",
     ),
     "no wait for the products": (("wgmma_wait<0>();", ""), "still has to read"),
     "no wait for an empty stage": (
@@ -190,7 +188,7 @@ def test_products_of_every_type(
 
 @pytest.mark.parametrize(("row_bytes", "descriptor"), [(128, "operand"), (64, "narrow_operand")])
 def test_products_of_integers_are_exact(row_bytes: int, descriptor: str) -> None:
-    """From -128 to 127, in rows that are swizzled within 128 or within 64 bytes."""
+    """From -128 to 127, in rows swizzled within 128 or 64 bytes."""
     columns = 48
     a, b = (torch.randint(-128, 128, (rows, row_bytes), dtype=torch.int8) for rows in (64, columns))
     a[0], b[0] = -128, -128
@@ -213,7 +211,7 @@ def test_products_of_integers_are_exact(row_bytes: int, descriptor: str) -> None
     assert torch.equal(d.double(), a.double() @ b.double().T)
 
 
-# d[64][COLUMNS] = the sum over 32 rows k of a[k][64] * b[k][COLUMNS], both as they lie in memory: b in boxes of 64
+# d[64][COLUMNS] = the sum over 32 rows k of a[k][64] * b[k][COLUMNS], both as stored in memory: b in boxes of 64
 # columns, GAP bytes apart.
 TRANSPOSED = r"""
 #include "common/hopper.cuh"
@@ -316,7 +314,7 @@ def test_products_of_one_transposed_operand(prefix: str, storage: torch.dtype, w
     torch.testing.assert_close(d.double(), a.double() @ b.double().T, rtol=1e-5, atol=1e-5)
 
 
-# d[64][32] = a[64][16] * b[32][16]^T without a swizzle: 8 rows of 8 elements one behind another, the second 8 elements
+# d[64][32] = a[64][16] * b[32][16]^T without a swizzle: core matrices of 8 rows of 8 elements, the second 8 elements
 # GAP bytes further, the next 8 rows 128 bytes.
 UNSWIZZLED = r"""
 #include "common/hopper.cuh"
@@ -382,7 +380,7 @@ def test_a_missing_cluster_barrier_is_a_race() -> None:
         kernel.launch((4, 1, 1), (32, 1, 1), pointers, cluster=(4, 1, 1))
 
 
-# Every block pushes its x to the next one and leaves; y is what came.
+# Every CTA pushes its x to the next one and exits; y is the value received.
 PUSH = r"""
 #include "common/hopper.cuh"
 extern "C" __global__ void push(const float4* x, float4* y) {
@@ -427,7 +425,7 @@ def test_blocks_push_into_each_others_shared_memory(order: Order, blocks: int) -
          "have returned|none of its threads waited"),
     ],
 )  # fmt: skip
-def test_what_can_go_wrong_with_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:
+def test_errors_of_a_push(mistake: tuple[str, str], late: bool, message: str) -> None:
     x, y = torch.randn(4, 32, 4), torch.zeros(4, 32, 4)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
     kernel = build(planted(PUSH, mistake), "push", checks=True)

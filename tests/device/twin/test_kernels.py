@@ -155,9 +155,9 @@ extern "C" __global__ void unfused(const double* a, const double* b, double* y) 
 
 def test_products_of_doubles_are_rounded_before_they_are_added() -> None:
     a, b = torch.randn(2, 64, dtype=torch.float64)
-    b[::2] = (a * a)[::2]  # fused, the difference would be what rounding left out
+    b[::2] = (a * a)[::2]  # with FMA, the difference would be the rounding error
     y = torch.empty(64, 3, dtype=torch.float64)
-    launch(build(UNFUSED, "unfused", counts=True), 1, 64, (a, b, y))  # which g++ fuses what it may in
+    launch(build(UNFUSED, "unfused", counts=True), 1, 64, (a, b, y))  # g++ contracts to FMA where allowed
     square = a * a
     assert torch.equal(y, torch.stack((square - b, b + square, (a + b) - b), 1))
 

@@ -32,11 +32,11 @@ def _words(elements: torch.Tensor) -> torch.Tensor:
 
 
 def _fragments(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The registers of all lanes, after the tables of the PTX manual."""
+    """Fragments of all lanes, by the tables of the PTX manual."""
     half = a.shape[1] // 2
     rows = torch.stack((GROUP, GROUP + 8, GROUP, GROUP + 8), 1)
     later = torch.tensor([0, 0, half, half])
-    each = torch.arange(4 // a.element_size())  # elements in a register
+    each = torch.arange(4 // a.element_size())  # elements per register
     k = (len(each) * MEMBER[:, None] + later)[..., None] + each
     k_of_b = (len(each) * MEMBER[:, None] + torch.tensor([0, half]))[..., None] + each
     return _words(a[rows[..., None], k])[..., 0], _words(b[k_of_b, GROUP[:, None, None]])[..., 0]
@@ -60,7 +60,7 @@ def _accumulators(d: torch.Tensor) -> torch.Tensor:
 def test_products(instruction: str, dtype: torch.dtype, depth: int, special: bool) -> None:
     kernel = build(PRODUCT.replace("INSTRUCTION", instruction), "product")
     a, b = torch.randn(16, depth).to(dtype), torch.randn(depth, 8).to(dtype)
-    if special:  # e4m3 has no infinities: what becomes of them is a number or NaN
+    if special:  # e4m3 has no infinity: they become a number or NaN
         a[0, 0], a[3, 1], b[2, 5] = math.nan, math.inf, -math.inf
     start = torch.randn(16, 8)
     exact_a, exact_b = (_truncated(m) if dtype == torch.float else m for m in (a, b))

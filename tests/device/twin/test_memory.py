@@ -1,4 +1,4 @@
-"""Global memory: overruns into a neighbour, memory that nobody wrote, single bytes, buffers that overlap."""
+"""Global memory: overruns into neighboring buffers, unwritten memory, single bytes, overlapping buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ extern "C" __global__ void copy(const float* x, float* y, int from, int to) {
 
 
 def _neighbours() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two buffers of which the second begins where the first ends."""
+    """Two adjacent buffers: the second begins where the first ends."""
     room = torch.arange(128.0)
     return room[:64], room[64:]
 
@@ -59,8 +59,8 @@ def test_an_overrun_into_the_next_buffer_is_reported(start: tuple[int, int], exp
     assert torch.equal(y, x)
 
 
-def test_stores_that_no_hook_tells_of_are_seen_beside_a_buffer_and_far_from_it() -> None:
-    """The twin puts nothing behind a copy: what goes further faults, and what stays near leaves a mark."""
+def test_unhooked_stores_are_found_next_to_a_buffer_and_far_from_it() -> None:
+    """The twin places nothing behind a copy: far overruns fault, near ones are detected by marks."""
     source = r"""
 extern "C" __global__ void unseen(float* y, int at) {
     auto* address = reinterpret_cast<volatile float*>(y + at);
@@ -77,7 +77,7 @@ extern "C" __global__ void unseen(float* y, int at) {
     ):
         launch(kernel, 1, 1, (y, 18))
     with pytest.raises(
-        TwinError, match="kernel.cu:5: thread 0 .* where there is none: .* past the end of buffer 0"
+        TwinError, match="kernel.cu:5: thread 0 .* accesses unmapped memory at .* past the end of buffer 0"
     ):
         launch(kernel, 1, 1, (y, 2000))
     assert room.sum() == 1
@@ -97,7 +97,7 @@ def test_buffers_that_overlap_stay_so() -> None:
 
 
 def test_a_table_of_pointers_into_buffers_is_followed() -> None:
-    """The launch runs on copies, which a pointer in memory knows nothing of: then it runs where the buffers are."""
+    """The launch normally runs on copies, which a pointer stored in memory bypasses: then it runs on the originals."""
     source = r"""
 extern "C" __global__ void gather(float* const* table, float* y) {
     y[threadIdx.x] += 1.f;
@@ -136,7 +136,7 @@ def test_a_buffer_that_is_no_memory_is_named(buffer: tuple[int, int]) -> None:
         )
 
 
-# ---------------------------------------------------------------- memory that nobody wrote
+# ---------------------------------------------------------------- unwritten memory
 
 STEPS = r"""
 extern "C" __global__ void fill(const float* x, float* room, int count) {
@@ -165,7 +165,7 @@ def test_a_read_of_memory_that_no_launch_wrote_is_reported(order: Order) -> None
     launch(total, 1, 64, (room, y))  # nothing was declared
 
 
-def test_a_counter_that_nobody_cleared_is_reported() -> None:
+def test_an_uncleared_counter_is_reported() -> None:
     ticket, y = torch.zeros(1, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     kernel = build(STEPS, "count", checks=True)
     launch(kernel, 1, 32, (ticket, y))
@@ -173,7 +173,7 @@ def test_a_counter_that_nobody_cleared_is_reported() -> None:
         launch(kernel, 1, 32, (ticket, y), unwritten=Unwritten([(ticket.data_ptr(), 4)]))
 
 
-def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrote(seed: int) -> None:
+def test_a_recipe_without_its_first_step_reads_an_unwritten_workspace(seed: int) -> None:
     problem, operation = BatchStatisticsProblem(2, 4, 5, 3), OPERATIONS["batch_statistics"]
     recipe = operation.ladder.rung("split").recipe(problem, SplitConfig(64, 1, 16))
     tensors = {"x": operation.inputs(problem, torch.device("cpu"), seed)["x"]}
@@ -190,7 +190,7 @@ def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrot
     for workspaces in ({}, given):  # the executable's own, or the caller's
         with pytest.raises(TwinError, match=r"reads byte \d+ of buffer \d+, which nothing wrote"):
             bind(late, tensors | workspaces, options=TwinOptions(checks=True))()
-    filled = replace(late, filled=frozenset(given))  # by a recipe that ran before
+    filled = replace(late, filled=frozenset(given))  # by a recipe that ran earlier
     bind(filled, tensors | given, options=TwinOptions(checks=True))()
 
 
@@ -257,7 +257,7 @@ def test_a_byte_that_was_left_out_is_unwritten() -> None:
 
 
 def test_threads_that_launch_at_once_know_each_of_their_own_launch() -> None:
-    """All launch, then all ask: what is known of a launch is not replaced by another thread's."""
+    """All launch, then all query: a thread's launch information is not replaced by another's."""
     kernel, together = build(COPY, "copy", checks=True), threading.Barrier(4)
 
     def work(number: int) -> None:

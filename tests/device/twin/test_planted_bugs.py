@@ -1,4 +1,4 @@
-"""Correct kernels pass in every order; the same kernels with one bug planted are each reported."""
+"""Correct kernels pass in every order; the same kernels with one planted bug are each reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECOND_BARRIER = "    __syncthreads();\n    tile[i] = sum"
 
 
 def _tensors() -> tuple[torch.Tensor, torch.Tensor]:
-    """Far apart, so that what overruns one does not land in the other."""
+    """Buffers far apart, so that an overrun of one does not hit the other."""
     room = torch.full((9, 64), float("nan"))
     x, y = room[:3], room[6:]
     return x.copy_(torch.randn(3, 64)), y
@@ -56,8 +56,8 @@ BUGS = {
     "missing barrier before the tile is reused": ((SECOND_BARRIER, "    tile[i] = sum"), "race"),
     "divergent barrier": ((SECOND_BARRIER, f"    if (i < 32) {SECOND_BARRIER.strip()}"), "race"),
     "missing __syncwarp": (("__syncwarp();", ""), "race"),
-    "no wait for cp.async": (("copy_async_wait<0>();", ""), "nobody has waited"),
-    "cp.async group not committed": (("copy_async_commit();", ""), "nobody has waited"),
+    "no wait for cp.async": (("copy_async_wait<0>();", ""), "was not waited for"),
+    "cp.async group not committed": (("copy_async_commit();", ""), "was not waited for"),
     "one past the end of a shared array": (("tile[i] = sum", "tile[i + 1] = sum"), "past the end of tile"),
     "from one static array far into the next": (
         ("ones[i] = 1.f", "ones[i + 40] = 1.f"),

@@ -1,4 +1,4 @@
-"""Precompiled headers: which source gets which, that they are used, and that nothing depends on them."""
+"""Precompiled headers: which source uses which, that they are used, and that results do not depend on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ extern "C" __global__ void halve(const __half* x, __half* y) {
 
 @pytest.fixture
 def fresh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """An empty cache, and a process that has made no headers yet; the runtime is taken along."""
+    """An empty cache, and a process without headers; the runtime is copied."""
     runtime_library()
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(prefix, "_made", {})
@@ -35,7 +35,7 @@ def fresh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """The names of the files that lie in the folder of each run of g++ from now on."""
+    """Names of the files in the folder of each later run of g++."""
     seen: list[Sequence[str]] = []
     real = toolchain.run
 
@@ -45,7 +45,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         sources: Mapping[str, str] | None = None,
         links: Mapping[str, pathlib.Path] | None = None,
     ) -> str:
-        # g++ says why where it does not take what it once made.
+        # g++ explains why it rejects a header.
         seen.append([*(sources or {}), *(links or {})])
         return real(["-Winvalid-pch", "-Werror=invalid-pch", *arguments], what, sources, links)
 
@@ -81,7 +81,7 @@ def test_only_includes_that_stand_first_are_moved(source: str, moved: list[str])
 
 
 @pytest.mark.parametrize("variant", [{}, {"checks": True}, {"sanitize": True}], ids=str)
-def test_gxx_takes_what_it_made_and_makes_it_once(
+def test_gxx_uses_its_precompiled_headers_and_builds_them_once(
     fresh: pathlib.Path, monkeypatch: pytest.MonkeyPatch, variant: dict[str, bool]
 ) -> None:
     seen = runs(monkeypatch)
@@ -122,7 +122,7 @@ def test_a_kernel_is_built_where_gxx_refuses_to_make_headers(
 def test_a_kernel_is_built_where_gxx_refuses_to_use_headers(
     fresh: pathlib.Path, monkeypatch: pytest.MonkeyPatch, contents: bytes
 ) -> None:
-    """The file of a compiler that has since changed, say."""
+    """A header of an older compiler version."""
     foreign = fresh / "foreign.gch"
     foreign.write_bytes(contents)
     monkeypatch.setattr(prefix, "_compiled", lambda *_: foreign)

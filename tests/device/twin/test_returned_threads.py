@@ -1,4 +1,4 @@
-"""Threads that have returned: those that stay need not wait for them, at barriers and in collectives."""
+"""Returned threads: the others need not wait for them at barriers and in collectives."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ extern "C" __global__ void around(const float* x, float* y, int come, int rounds
 
 
 @pytest.mark.parametrize("order", ORDERS[:2], ids=str)
-def test_a_barrier_that_some_threads_go_around_is_told_from_one_that_they_leave_before(order: Order) -> None:
-    """The first is a mistake on every card: threads that skip the barrier do what comes after it as well."""
+def test_skipping_a_barrier_is_distinguished_from_returning_before_it(order: Order) -> None:
+    """The first is an error on every card: threads that skip the barrier also run the code after it."""
     values = (torch.randn(96), torch.zeros(96), 40, 3)
     launch(build(planted(AROUND, ("RETURN", "return")), "around", checks=True), 1, 96, values, order=order)
     report = report_of(planted(AROUND, ("RETURN", "break")), "around", 1, 96, values, order=order)

@@ -1,4 +1,4 @@
-"""Fences and atomics reach as far as their scope, and a launch that starts early waits before it touches memory."""
+"""Fences and atomics apply within their scope, and a launch that starts early waits before it touches memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.errors import LaunchError
 from escalade.ops.linear import Linear, LinearProblem
 from tests.device.twin.support import ORDERS, launch
 
-# The last block to come adds up what all have left; or, of two blocks, the second reads what the first says is there.
+# The last CTA to arrive adds up all results; or the second of two CTAs reads the data that the first has flagged.
 MEETING = r"""
 enum Variant { DEVICE, SYSTEM, BLOCK_FENCE, BLOCK_ATOMIC, NO_FENCE, FLAG, FLAG_WITHOUT_FENCE, FLAG_READ_WITHOUT_FENCE,
            FLAG_NOT_VOLATILE, FLAG_BLOCK_FENCE };
@@ -70,20 +70,20 @@ def _meet(way: str, order: Order = Order()) -> float:
     return float(total[0])
 
 
-def test_what_reaches_all_blocks_orders_them() -> None:
+def test_device_scope_orders_all_ctas() -> None:
     for order in ORDERS[:2]:
         assert _meet("DEVICE", order) == _meet("SYSTEM", order) == 10
     assert _meet("FLAG") == 5
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("DEVICE", "SYSTEM", "FLAG")])
-def test_what_reaches_one_block_or_nobody_does_not(way: str) -> None:
-    for order in ORDERS[: 1 if "FLAG" in way else 2]:  # of a flag the writer has to come first
+def test_narrower_scopes_do_not_order_ctas(way: str) -> None:
+    for order in ORDERS[: 1 if "FLAG" in way else 2]:  # the flag's writer must run first
         with pytest.raises(TwinError, match="race"):
             _meet(way, order)
 
 
-# Threads of one block, which need no more than that scope.
+# Threads of one CTA, which need no wider scope.
 IN_BLOCK = r"""
 extern "C" __global__ void in_block(float* data, unsigned* count, float* y) {
     data[threadIdx.x] = threadIdx.x;
@@ -160,7 +160,7 @@ def test_a_launch_that_reads_ahead_of_its_wait(weights_ready: bool, way: int, me
 
 
 def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe's own launch, its kernel with a bug planted."""
+    """A recipe's own launch, with a bug planted in its kernel."""
     problem = LinearProblem(batch=2, in_features=64, out_features=8, bias=True)
     rung = Linear.ladder.rung("warp_per_output")
     recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -183,9 +183,7 @@ def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("weights_ready", [False, True])
-def test_a_recipe_tells_the_twin_what_may_be_read_early(
-    weights_ready: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_declares_reads_allowed_early(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     _linear(None, weights_ready, monkeypatch)
 
 
@@ -205,7 +203,7 @@ def test_a_kernel_that_forgets_its_wait_is_reported(
         _linear(edit, weights_ready, monkeypatch)
 
 
-def test_what_is_ready_follows_a_renamed_buffer() -> None:
+def test_readiness_follows_a_renamed_buffer() -> None:
     program = Program.of("linear/warp_per_output.cu", "linear_warp_per_output")
     call = KernelCall(program, (1, 1, 1), (32, 1, 1), (Buffer("weight"), WeightsReady(("weight", "bias"))))
     moved = Recipe((call,)).remap({"weight": Buffer("packed", 64)})

@@ -1,4 +1,4 @@
-"""Parts of dynamic shared memory, declared where a kernel carves it: who leaves one does not get to the next unseen."""
+"""Regions of dynamic shared memory, declared where a kernel carves them: overruns into the next one are reported."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_bug_with_parts_is_reported(bug: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS[:2], ids=str)
 def test_a_part_of_a_part_is_the_same_memory(order: Order) -> None:
-    """What is used twice is declared once: races between the two uses are seen."""
+    """Reused regions are declared once, so that races between both uses are detected."""
     source = planted(SOURCE, ("shared + 64, 2)", "shared + 8, 2)"))
     x, y = _tensors()
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_part_of_a_part_is_the_same_memory(order: Order) -> None:
         launch(build(source, "parts", checks=True), 1, 64, (x, y, 0), shared_bytes=BYTES, order=order)
 
 
-def test_stores_that_no_hook_tells_of_are_seen_between_parts() -> None:
+def test_unhooked_stores_are_found_between_regions() -> None:
     source = planted(
         SOURCE,
         ("rows[i + by] = x[i];", 'rows[i] = x[i]; asm volatile("" ::: "memory"); unseen(rows + 64 * by);'),
@@ -140,7 +140,7 @@ extern "C" __global__ void large(const float* x, float* y, int by) { body<25600>
 """
 
 
-def test_parts_of_the_largest_shared_memory_are_kept_apart_however_far_an_index_goes() -> None:
+def test_regions_of_maximal_shared_memory_are_isolated_from_far_indices() -> None:
     for by in (0, 25600, 25600 + 300, 2 * 25600 - 1):
         x, y = _tensors()
         if not by:

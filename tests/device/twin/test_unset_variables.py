@@ -1,4 +1,4 @@
-"""Variables that a kernel reads before it sets them: reported where a result depends on them."""
+"""Variables read before they are set: reported if a result depends on them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ COMBINATIONS = (
     ("short", 4, "fmaxf(result, float(values[j]))"),
     ("double", 2, "result + (values[j] > 0. ? 2.f : 1.f)"),
 )
-"""g++ fills local arrays with a large negative number, which vanishes in the result."""
+"""g++ fills local arrays with a large negative number, which cancels in the result."""
 
 
 @pytest.mark.parametrize("entry", ["plain", "in_a_template"])
@@ -107,7 +107,7 @@ def test_a_local_array_that_was_not_wholly_set_is_reported_though_the_result_loo
 
 
 def test_a_variable_that_no_result_depends_on_is_left_alone() -> None:
-    """g++ warns of it, and of many that are always set in time; so its word is not enough."""
+    """g++ warns of it, but also of many that are always set in time; so its warning is not enough."""
     source = planted(SOURCE, ("int count = 0;", "int other; if (some > 1) other = some; int count = 0;"))
     source = planted(
         source, ("counts[i] = count + 1;", "counts[i] = count + 1 + (some > 1 ? other : 0) - some;")
@@ -118,7 +118,7 @@ def test_a_variable_that_no_result_depends_on_is_left_alone() -> None:
 
 
 def test_results_with_the_same_bits_are_no_report() -> None:
-    """-2 in every byte: what unset variables hold, and a result like any other."""
+    """-2 in every byte: the fill of unset variables, and also a valid result."""
     source = r"""extern "C" __global__ void twos(signed char* y) { y[threadIdx.x] = -2; }"""
     y = torch.zeros(32, dtype=torch.int8)
     launch(build(source, "twos", checks=True), 1, 32, (y,))
@@ -126,7 +126,7 @@ def test_results_with_the_same_bits_are_no_report() -> None:
 
 
 def test_constants_of_the_host_are_no_unset_variables() -> None:
-    """A result so large is looked into by a second launch, which has the same constants."""
+    """Such a large result is checked by a second launch with the same constants."""
     source = r"""
 __constant__ float large[32];
 extern "C" __global__ void large_ones(float* y) { y[threadIdx.x] = large[threadIdx.x]; }

@@ -1,4 +1,4 @@
-"""Models as callers have them, which keep, count, cache, draw and switch; and some that cannot be compiled."""
+"""Models as users write them, with state, counters, caches, random numbers and modes; some cannot be compiled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch import nn
 
 SIZE = 4
 BACKEND = "eager"
-"""Of models that `torch.compile` wraps: they are taken out of the wrapping, whoever would have compiled them."""
+"""Models wrapped by `torch.compile` with any backend: they are unwrapped."""
 Function = Callable[..., Any]
 
 
 class Model(nn.Module):
-    """Two layers, and whatever else a test gives it: attributes, and a function for its `forward`."""
+    """Two layers, plus the attributes and the `forward` that a test gives it."""
 
     def __init__(self, run: Function, **attributes: Any) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def _counting(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 class Store:
-    """An object of the caller's own, with a lock, which cannot be copied, beside what changes."""
+    """User-defined object with a lock, which cannot be copied, and mutable state."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -112,7 +112,7 @@ def _put(order: list[str], *_: Any) -> None:
 
 
 def closed_over() -> nn.Module:
-    """A function that holds the model itself, a bound method in the place of `forward`, and a count in a closure."""
+    """A function that holds the model itself, a bound method in place of `forward`, and a counter in a closure."""
     count = 0
     model = Model(lambda self, x: self.inner(x))
 
@@ -217,7 +217,7 @@ def modes() -> nn.Module:
 
 
 class TrainsOtherwise(nn.Module):
-    """Changes itself with its mode, and refuses to be copied."""
+    """Changes with its mode, and refuses to be copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ CONFIG = Store()
 
 
 def _compares(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """What the model holds is what the code names."""
+    """The model's attributes are the names used by the code."""
     same = self.default is MISSING and self.config is CONFIG and self.act is _activation
     return self.act(self.first(x)) if same else x
 
@@ -398,7 +398,7 @@ FAILING: dict[str, Callable[[], nn.Module]] = {
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Without what PyTorch's compiler and cached functions keep of other tests."""
+    """Clear state that PyTorch's compiler and cached functions keep from other tests."""
     torch._dynamo.reset()
     table.cache_clear()
     OfTheClass.table.cache_clear()

@@ -1,4 +1,4 @@
-"""From modules to graphs: which operations, which sizes, and what is refused."""
+"""From modules to graphs: operations, sizes, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def captured(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> 
 
 
 def check(function: Callable[..., Any], *shape: int, batches: tuple[int, ...] = (1, 3)) -> Graph:
-    """The engine does what the function does, for other batch sizes too."""
+    """The engine matches the function, also for other batch sizes."""
     graph = captured(function, torch.randn(2, *shape))
     engine = Engine(graph, "fp32", "cpu")
     for batch in batches if graph.is_batched else (2,):
@@ -109,9 +109,7 @@ def test_known_operators_become_nodes() -> None:
         (lambda x: x.double().sum(1), (3, 4)),
     ],
 )
-def test_every_operator_computes_what_pytorch_does(
-    function: Callable[..., Any], shape: tuple[int, ...]
-) -> None:
+def test_every_operator_matches_pytorch(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     check(function, *shape)
 
 
@@ -202,7 +200,7 @@ def _copy_does_not_see_change(x: torch.Tensor) -> torch.Tensor:
         _copy_does_not_see_change,
     ],
 )
-def test_changes_in_place_are_seen_by_all_who_hold_the_tensor(function: Callable[..., Any]) -> None:
+def test_changes_in_place_are_visible_to_all_holders_of_the_tensor(function: Callable[..., Any]) -> None:
     check(function, 4, 3)
 
 
@@ -228,7 +226,7 @@ def test_the_callers_input_stays_as_it_is(through_view: bool) -> None:
         (lambda x: torch.cat([x, x[:1]]), (2, 6)),
     ],
 )
-def test_what_depends_on_the_batch_otherwise_is_kept_at_its_size(
+def test_other_dependence_on_the_batch_keeps_its_size(
     function: Callable[..., Any], shape: tuple[int, ...]
 ) -> None:
     x = torch.randn(*shape)
@@ -267,7 +265,7 @@ def test_branches_by_batch_hold_for_their_sizes_alone() -> None:
         engine(large)
 
 
-def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
+def test_properties_of_some_batches_are_not_claimed_of_others() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.shape[0] % 3 == 0 else x + 1
 
@@ -278,7 +276,7 @@ def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
         with pytest.raises(UnsupportedError, match=f"batch size 6: .* {least} to {most};"):
             engine(torch.randn(6, 3))
     graph = captured(lambda x: x * 2 if x.shape[0] == 1 else x + 1, torch.randn(2, 3))
-    assert graph.batches == (2, None)  # what export never tries
+    assert graph.batches == (2, None)  # export never tests this size
     one = torch.randn(1, 3)
     odd = captured(lambda x: x * 2 if x.shape[0] % 2 else x, one)  # export tries it with two
     torch.testing.assert_close(Engine(odd, "fp32", "cpu")(one), one * 2)
@@ -308,7 +306,7 @@ def test_names_and_structures_are_the_models() -> None:
     torch.testing.assert_close(engine(x, scale=scale, shift=shift), expected)
     torch.testing.assert_close(engine(x, shift=shift, scale=scale), expected)
     with pytest.raises(UnsupportedError, match="call the engine with"):
-        engine(x, shift, scale)  # which of them is which is not known
+        engine(x, shift, scale)  # ambiguous which of them is which
     with pytest.raises(UnsupportedError, match="call the engine with"):
         engine(x, scale=scale)
 
@@ -369,7 +367,7 @@ class Gate(nn.Module):
         (Call(lambda x: missing(x)), "cannot be captured as a graph of tensor operations: NameError"),  # type: ignore[name-defined] # noqa: F821
     ],
 )
-def test_what_is_no_graph_is_refused(model: nn.Module, message: str) -> None:
+def test_invalid_graphs_are_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(model, (torch.randn(2, 6),))
 
@@ -434,7 +432,7 @@ def test_a_call_that_changes_several_tensors() -> None:
 
 
 class InModes(nn.Module):
-    """Blocks in modes of their own, also inside each other, with one result and with several."""
+    """Blocks with their own modes, also nested, with one and several results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +463,7 @@ def test_blocks_in_modes_of_their_own_are_read_as_the_rest() -> None:
 def test_trials_on_other_batches_report_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch logs what does not run without contents, as here where a batch and a row are of one size by chance."""
+    """PyTorch logs failures on fake tensors, as here where batch and row happen to have equal sizes."""
     monkeypatch.setattr(logging.getLogger(FakeTensor.__module__), "handlers", [caplog.handler])
     x, rows = torch.randn(5, 5, 5), torch.randn(5, 5)
     found = escalade.compile(Call(torch.lerp), (x, rows, rows))(x, rows, rows)

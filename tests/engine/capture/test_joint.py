@@ -19,7 +19,7 @@ from escalade.engine.nodes.evaluate import compute
 
 
 class _Net(nn.Module):
-    """Most of what a small network trains with, a weight that is used twice, and one that is not used."""
+    """Typical parts of a trained network: one weight is used twice, and one is unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Net(nn.Module):
 
 
 def _results(joint: Joint, model: nn.Module, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the graph gives, node by node, by PyTorch."""
+    """Evaluate the graph node by node in PyTorch."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     tensors = [named[name].detach() for name in (*joint.parameters, *joint.buffers)]
     graph = joint.graph
@@ -53,8 +53,8 @@ def _results(joint: Joint, model: nn.Module, given: Sequence[torch.Tensor]) -> l
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_a_step_is_what_autograd_gives(autocast: torch.dtype | None) -> None:
-    """Under autocast too up to its rounding, of which alone the gradient of a bias before a normalization is made."""
+def test_a_step_matches_autograd(autocast: torch.dtype | None) -> None:
+    """Under autocast too, up to rounding; the gradient of a bias before a normalization is pure rounding error."""
     torch.manual_seed(0)
     model, x, target = _Net(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
     expected = copy.deepcopy(model)
@@ -90,7 +90,7 @@ def test_upsampling_stays_whole() -> None:
     assert not any("index" in target for target in left)
 
 
-def test_what_is_no_training_step_is_said() -> None:
+def test_an_invalid_training_step_is_reported() -> None:
     x, target = torch.randn(2, 3), torch.randn(2, 3)
     layer = nn.Linear(3, 3)
     with pytest.raises(CaptureError, match=r"loss of one number"):
@@ -102,7 +102,7 @@ def test_what_is_no_training_step_is_said() -> None:
 
 
 class _Idle(nn.Module):
-    """A layer that runs, in place too, for results that the loss does not read."""
+    """A layer that runs, also in place, for results that the loss does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Idle(nn.Module):
 
 
 def test_layers_that_the_loss_does_not_depend_on_may_run() -> None:
-    """Autograd calls other operators for them once their parameters need no gradient."""
+    """Autograd calls other operators for parameters that need no gradient."""
     model, x = _Idle(), torch.randn(2, 4, 3)
     joint = capture_step(model, F.mse_loss, (x,), (torch.randn(2, 4, 3),))
     assert set(joint.trained) == {"used.weight", "used.bias"}

@@ -1,4 +1,4 @@
-"""Operators of other libraries in a model: steps that PyTorch runs, unless they do more than to compute new tensors."""
+"""Operators of other libraries in a model: run by PyTorch, unless they do more than compute new tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.capture.test_export import captured
 
 @custom_op("escalade_test::relu", mutates_args=())
 def other_relu(x: torch.Tensor, slope: float = 0.5) -> torch.Tensor:
-    """Another library's, which means what it likes by that name."""
+    """Another library's operator, which may do anything under that name."""
     return torch.where(x > 0, x, x * slope)
 
 
@@ -66,9 +66,7 @@ def test_operators_of_other_libraries_are_pytorchs_to_run(
     (foreign,) = (
         one.node for one in plan.fallbacks if one.node.attributes["target"] == "escalade_test::relu"
     )
-    assert {plan.forms[name].layout for name in foreign.inputs.values()} == {
-        "nchw"
-    }  # it may not look at strides
+    assert {plan.forms[name].layout for name in foreign.inputs.values()} == {"nchw"}  # it may ignore strides
     with pytest.raises(FileError, match="escalade_test::relu is none of the operators that Escalade knows"):
         engine.save(tmp_path / "net.escalade")
 

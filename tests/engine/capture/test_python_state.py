@@ -1,4 +1,4 @@
-"""State in Python: a model whose next results depend on what it changed is refused, one that only writes is taken."""
+"""Python state: models whose later results depend on their changes are refused, those that only write are accepted."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TABLE: dict[str, Any] = {"calls": 0}
 
 
 class Holder:
-    """An object of the caller's own class."""
+    """User-defined object."""
 
     def __init__(self) -> None:
         self.calls = 0
 
 
 class Stateful(nn.Module):
-    """Runs a function that may write to what it holds."""
+    """Run a function that may change the model's state."""
 
     shared = 0
 
@@ -132,7 +132,7 @@ def _result(model: Stateful, x: torch.Tensor) -> Any:
 
 def _exported(model: Stateful, x: torch.Tensor) -> Any:
     model.calls += 1
-    return model.layer(x) + torch.tensor([float(model.calls)] * 3)  # which only torch.export can follow
+    return model.layer(x) + torch.tensor([float(model.calls)] * 3)  # only torch.export can follow this
 
 
 REFUSED = {
@@ -198,7 +198,7 @@ def test_writes_that_change_no_result_are_taken(run: Any) -> None:
 
 
 def test_state_of_another_size_is_refused() -> None:
-    """State that only another input size changes is found when that size is captured."""
+    """State that changes only for another input size is found when that size is captured."""
 
     def run(model: Stateful, x: torch.Tensor) -> Any:
         if x.shape[1] > 1:
@@ -231,7 +231,7 @@ def test_torch_compile_follows_state() -> None:
 
 @pytest.mark.parametrize("counts", (True, False))
 def test_state_among_more_values_than_are_compared(counts: bool) -> None:
-    """A counter next to a vocabulary is noticed, and the vocabulary alone is no reason to refuse a model."""
+    """A counter next to a vocabulary is noticed, and a vocabulary alone is no reason to refuse a model."""
     model = Stateful(_attribute if counts else lambda model, x: model.layer(x))
     model.vocabulary = {f"word {number}": number for number in range(_MAX_VALUES)}  # type: ignore[assignment]
     if counts:

@@ -1,4 +1,4 @@
-"""Models that are followed without `torch.export`: their graphs are export's, and what takes export is left to it."""
+"""Models traced without `torch.export`: graphs are the same as export's, and other models are left to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.capture.test_export import Call
 
 
 class Network(nn.Module):
-    """What networks do in evaluation mode: in place and by sizes, with shared weights and several results."""
+    """Typical code of networks in evaluation mode: in place and by sizes, with shared weights and several results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 def _said(graph: Graph) -> Any:
-    """All of a graph, whatever values are called in it."""
+    """A whole graph, independent of value names."""
     known: dict[str, Any] = dict(graph.weight_names) | {
         node.name: dimension for dimension, node in enumerate(graph)
     }
@@ -59,12 +59,12 @@ def _said(graph: Graph) -> Any:
     return nodes, outputs, graph.inputs, graph.output_types, graph.structure, graph.arguments, graph.batches
 
 
-def test_weights_are_called_what_a_file_takes() -> None:
-    """PyTorch's own names of them begin with a digit here."""
+def test_weights_have_the_names_a_file_allows() -> None:
+    """PyTorch's names of these begin with a digit."""
     check_graph(capture(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), {}))
 
 
-def test_what_is_followed_is_what_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_graphs_match_exported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     given: Any = (Network(), (torch.randn(2, 3, 16, 16),), {"scale": torch.randn(2, 1)})
     followed = capture(*given)
     monkeypatch.setattr(trace, "_MAX_CALLS", 0)
@@ -109,7 +109,7 @@ def _in_autocast(x: torch.Tensor) -> torch.Tensor:
         _in_autocast,
     ],
 )
-def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
+def test_possible_dependence_on_the_batch_is_left_to_export(function: Callable[..., Any]) -> None:
     assert not _follows(Call(function), torch.randn(2, 3, 4))
 
 
@@ -127,10 +127,10 @@ def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., 
     ids=("numel", "truth", "gcd", "numpy", "text", "length"),
 )
 @pytest.mark.parametrize("example", (1, 2))
-def test_what_depends_on_the_batch_is_right_for_every_one(
+def test_batch_dependent_values_are_right_for_every_batch(
     function: Callable[[torch.Tensor], torch.Tensor], example: int
 ) -> None:
-    """Also where Python does not ask the number, and where `torch.export` believes that batches begin with two."""
+    """Also where Python does not read the number, and where `torch.export` assumes batches of at least two."""
     engine = compile(Call(function), torch.randn(example, 3, 4))
     for batch in (1, 2, 3, 6):
         x = torch.randn(batch, 3, 4)
@@ -151,7 +151,7 @@ def test_what_depends_on_the_batch_is_right_for_every_one(
         lambda x: x.view(-1, 3, 4).transpose(0, 1).contiguous().view(3, -1, 4).transpose(0, 1),
     ],
 )
-def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_models_alike_for_every_batch_are_traced(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         return function(x.flatten(0, 1))
 
@@ -163,7 +163,7 @@ def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Ten
 
 
 class Timed(nn.Module):
-    """Takes a time for each image, or one for all."""
+    """Takes a timestep per image, or one for all."""
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         return x * time.float()[:, None, None].sin()
@@ -194,7 +194,7 @@ def test_tensors_of_one_dimension_have_an_item_for_each_of_the_batch_or_not() ->
     ],
     ids=("lstm", "instance_norm", "transformer", "attention", "dropout of a view", "dropout", "batch_norm"),
 )
-def test_what_draws_and_trains_nothing_is_followed(model: nn.Module, follows: bool) -> None:
+def test_deterministic_models_without_training_behavior_are_traced(model: nn.Module, follows: bool) -> None:
     x = torch.randn(2, 3, 4)
     assert _follows(model, x) is follows
     if follows:

@@ -1,4 +1,4 @@
-"""The caller's model is theirs: compiling it, with success or without, leaves it and all it holds as it was."""
+"""The caller's model is unchanged by compiling, whether it succeeds or fails, and so is everything it holds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_model_stays_as_it_was(name: str) -> None:
         engine = escalade.compile(model, x, device="cpu")
     assert outside[-1] == {"COUNT": callers_models.COUNT}
     if isinstance(model, nn.DataParallel) and isinstance(same, nn.DataParallel):
-        model, same = model.module.cpu(), same.module.cpu()  # they were moved to the GPU, if there is one
+        model, same = model.module.cpu(), same.module.cpu()  # moved to the GPU, if there is one
     for each in (model, same):
         if name != "an exported program":  # it has no modes
             each.eval()
@@ -75,7 +75,7 @@ def test_the_model_stays_as_it_was_when_compiling_fails(name: str) -> None:
 
 
 class Switching(nn.Linear):
-    """Sets what is the whole process's."""
+    """Sets process-wide state."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         cudnn = torch.backends.cudnn
@@ -127,8 +127,8 @@ print(torch.rand(3, device="cuda").tolist())
 
 
 @pytest.mark.gpu
-def test_a_gpu_that_nobody_has_used_yet_draws_what_it_would_have_drawn() -> None:
-    """Its seed is the caller's, which it takes when it is first used: in a capture, or after it."""
+def test_an_unused_gpu_keeps_the_callers_seed() -> None:
+    """The caller's seed is drawn at first use: during a capture, or after it."""
     done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True)
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -145,7 +145,7 @@ def test_calibration_stays_as_it_was() -> None:
 
 
 def test_weights_are_not_copied_twice() -> None:
-    """What the copies of the model hold is what the engine takes: no third copy of a large model."""
+    """The engine takes over the copies' tensors: no third copy of a large model."""
     layer = nn.Linear(SIZE, SIZE)
     graph = capture(nn.Sequential(layer, nn.ReLU(), layer), (torch.randn(2, SIZE),))
     storages = {tensor.untyped_storage().data_ptr() for tensor in graph.constants.values()}
@@ -153,7 +153,7 @@ def test_weights_are_not_copied_twice() -> None:
 
 
 def test_imports_draw_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The public names come when they are first used, and with them packages that draw one."""
+    """Public names are loaded at first use, and some of those packages draw a random number."""
 
     def draws(name: str) -> Any:
         random.random()
@@ -165,7 +165,7 @@ def test_imports_draw_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_code_is_followed_however_deep() -> None:
-    """Functions that name each other, further than Python could call them."""
+    """Functions that refer to each other, deeper than Python can recurse."""
     steps = [f"def step{n}(x): return step{n + 1}(x)" for n in range(3000)]
     chain: dict[str, Any] = {"__name__": "chain"}
     exec("\n".join([*steps, "def run(self, x): return step0(x) if self.deep else self.first(x)"]), chain)

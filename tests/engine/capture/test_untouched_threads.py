@@ -1,4 +1,4 @@
-"""What is the caller's stays as it was also while other threads use it, or compile too."""
+"""The caller's state is unchanged while other threads use it, or compile too."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEAVE = threading.Event()
 
 def _stays(self: Any, x: torch.Tensor) -> torch.Tensor:
     ENTERED.put(None)
-    # An `assert` would name pytest, through which a capture finds every test.
+    # An `assert` would refer to pytest, through which a capture reaches every test.
     if type(self.first) is not nn.Linear:
         raise TypeError(f"the first layer is a {type(self.first).__name__}")
     LEAVE.wait(60)
@@ -64,7 +64,7 @@ def _uses_other() -> None:
 
 
 def _meanwhile(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Every time that it runs, another thread begins to call a model of the caller's."""
+    """At each run, another thread starts to call a model of the caller's."""
     thread = threading.Thread(target=_uses_other)
     thread.start()
     THREADS.put(thread)
@@ -73,9 +73,9 @@ def _meanwhile(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_other_threads_may_call_models_meanwhile() -> None:
-    """They meet neither tensors without contents nor tracers nor another mode, and disturb no tracer."""
+    """They encounter no fake tensors, tracers or other mode, and disturb no tracer."""
     model = Model(_meanwhile)
-    model.again = model.first  # of modules with two names PyTorch's tracer follows every use
+    model.again = model.first  # PyTorch's tracer follows every use of modules with two names
     LEAVE.clear()
     try:
         graph = capture(model, (torch.randn(2, SIZE),))
@@ -93,7 +93,7 @@ def test_other_threads_may_call_models_meanwhile() -> None:
 
 @contextmanager
 def another_thread(work: Callable[[Any], object]) -> Iterator[SimpleQueue[Any]]:
-    """One that waits for what it is given in the queue, and ends with None."""
+    """Thread that handles objects from a queue, and ends with None."""
     given: SimpleQueue[Any] = SimpleQueue()
 
     def run() -> None:
@@ -112,7 +112,7 @@ def another_thread(work: Callable[[Any], object]) -> Iterator[SimpleQueue[Any]]:
 
 
 def _waits(thread: threading.Thread) -> bool:
-    """Whether it has slept for a while in which it could have gone on."""
+    """Return True if it slept for a while although it could have continued."""
 
     def state() -> list[str]:
         lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
@@ -141,7 +141,7 @@ def _fill(item: str) -> None:
 
 
 def test_other_threads_may_fill_globals_meanwhile() -> None:
-    """What they have put in stays; what came out of the capture does not."""
+    """Their insertions stay; insertions by the capture do not."""
     with another_thread(_fill) as given:
 
         def asks(item: str) -> None:
@@ -156,7 +156,7 @@ def test_other_threads_may_fill_globals_meanwhile() -> None:
 
 @pytest.mark.parametrize("name", ["attributes of the class", "globals"])
 def test_threads_that_wait_have_changed_nothing(name: str) -> None:
-    """As idle threads of PyTorch's own do, once something was compiled with `torch.compile`, and those of notebooks."""
+    """Like idle threads of PyTorch after a `torch.compile`, and those of notebooks."""
     model, x, count = made(MODELS[name]), torch.randn(2, SIZE), callers_models.COUNT
     with another_thread(print), untouched(model, OfTheClass, TABLES, STORE, ASIDE, table):
         capture(model, (x,))

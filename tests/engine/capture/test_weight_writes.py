@@ -1,4 +1,4 @@
-"""Models that write to what they hold, and those that ask it what to do."""
+"""Models that write to their tensors, and those whose control flow reads them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrainsAlways(nn.Module):
 
 
 class Writes(nn.Module):
-    """Writes to what it holds, as it is told, and multiplies by it."""
+    """Writes to its tensors as configured, and multiplies by them."""
 
     def __init__(self, write: Callable[[Any, torch.Tensor], Any], counts: bool = True) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _fill_anew(model: Writes, x: torch.Tensor) -> None:
 
 
 class WritesView(nn.Module):
-    """Writes to a tensor, and reads another one that has some of its bytes."""
+    """Writes to a tensor, and reads another one that shares some of its bytes."""
 
     def __init__(self, part: slice, reads_whole: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class WritesView(nn.Module):
         self.reads_whole = reads_whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.whole.clamp_(0, 1)  # a second time it changes nothing
+        self.whole.clamp_(0, 1)  # a second write changes nothing
         return x * self.part.sum() * (self.whole if self.reads_whole else 1)
 
 
@@ -114,7 +114,7 @@ def test_models_with_state_are_refused(model: nn.Module) -> None:
         Writes(lambda model, x: model.count.add_(x.amax()), counts=False),
     ],
 )
-def test_what_a_model_writes_is_no_state_where_its_results_stay_the_same(model: nn.Module) -> None:
+def test_writes_that_do_not_affect_results_are_not_state(model: nn.Module) -> None:
     x = torch.randn(2, 3)
     with untouched(model):
         graph = capture(model, (x,))
@@ -125,7 +125,7 @@ def test_what_a_model_writes_is_no_state_where_its_results_stay_the_same(model: 
 
 
 class Initialised(nn.Module):
-    """Asks its tensors what to do."""
+    """Branches on its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,17 +141,17 @@ class Initialised(nn.Module):
         return x + float(np.asarray(self.plain)[0])
 
 
-def test_decisions_by_what_a_model_holds_are_made_when_it_is_captured() -> None:
+def test_control_flow_on_constants_is_resolved_at_capture() -> None:
     model, x = Initialised(), torch.randn(2, 3)
     engine = Engine(capture(model, (x,)), "fp32", "cpu")
     for batch in (x, x[:1]):
         torch.testing.assert_close(engine(batch), model(batch))
     model.initialised.fill_(False)
     with untouched(model), pytest.raises(CaptureError, match="branches on the values of its tensors"):
-        capture(model, (x,))  # which are others once it has written to them
+        capture(model, (x,))  # they change once it has written to them
 
 
-def test_what_is_drawn_is_no_answer() -> None:
+def test_random_values_are_not_answers() -> None:
     class Draws(nn.Module):
         def __init__(self) -> None:
             super().__init__()

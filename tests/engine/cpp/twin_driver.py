@@ -1,6 +1,6 @@
-"""The runtime of C++ programs on the stub of the driver with the twin as its GPU; a program of its own.
+"""The runtime for C++ programs on the stub driver, with the twin as its GPU; a separate program.
 
-`python -m tests.engine.cpp.twin_driver FOLDER SCRATCH` loads the stub from FOLDER. Another test's process must not: its
+`python -m tests.engine.cpp.twin_driver FOLDER SCRATCH` loads the stub from FOLDER. A test's process must not: its
 driver would be the stub from then on.
 """
 
@@ -36,7 +36,7 @@ _SWIZZLES = (0, 32, 64, 128)
 
 
 class Net(nn.Module):
-    """Weights that are packed, counters, tensor maps, a second result, and a result that is a view of another."""
+    """Packed weights, counters, tensor maps, a second result, and a result that is a view of another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def network() -> tuple[Net, Engine]:
 
 
 class TwinDriver:
-    """The stub of the driver with the twin as its GPU."""
+    """The stub driver, with the twin as its GPU."""
 
     def __init__(self, library: pathlib.Path, plan: Plan) -> None:
         self._stub = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -163,7 +163,7 @@ def compute(folder: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def truncate(folder: pathlib.Path, plans: pathlib.Path) -> None:
-    """Read files that end anywhere, with checksums that match: errors, not crashes."""
+    """Read files truncated anywhere, with matching checksums: errors, not crashes."""
     data = plans.read_bytes()
     head, body, broken = data[:16], data[32:], plans.with_name("broken")
     x, outputs = torch.zeros(1, 64, 16, 16), [torch.zeros(size) for size in (8192, 128, 8192)]

@@ -1,4 +1,4 @@
-"""PyTorch's own operators in 16 bits: as PyTorch does them, or in fp32 where it does not."""
+"""PyTorch's own operators in 16 bits: as in PyTorch, or in fp32 where it has no 16-bit version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARGUMENTS = {"self": Reference("x"), "dim": 1}
 
 
 class Wide:
-    """PyTorch's softmax on a device that has it in fp32 only, and over one dimension only."""
+    """PyTorch's softmax on a device that supports it in fp32 only, and over one dimension only."""
 
     _schema = torch.ops.aten._softmax.default._schema
     namespace, tags = "aten", torch.ops.aten._softmax.default.tags
@@ -42,7 +42,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> Wide:
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
-def test_what_pytorch_does_not_do_in_16_bits_is_done_in_fp32(wide: Wide, dtype: torch.dtype) -> None:
+def test_operators_without_16_bit_kernels_run_in_fp32(wide: Wide, dtype: torch.dtype) -> None:
     x = torch.randn(2, 5).to(dtype)
     (result,) = results_of("aten::_softmax", ARGUMENTS, {"x": x})
     assert wide.asked == [dtype, torch.float32]
@@ -58,7 +58,7 @@ def test_what_pytorch_does_not_do_in_16_bits_is_done_in_fp32(wide: Wide, dtype: 
         (torch.zeros(2, 5).double(), 1, "not implemented for torch.float64"),
     ),
 )
-def test_what_it_does_in_neither_is_refused_in_its_first_words(
+def test_unsupported_dtypes_report_the_first_error(
     wide: Wide, x: torch.Tensor, dim: int, sentence: str
 ) -> None:
     arguments: dict[str, Any] = {**ARGUMENTS, "dim": dim}

@@ -1,4 +1,4 @@
-"""Attention in networks: as PyTorch's operator, as written out, in windows with masks, and what it reads in place."""
+"""Attention in networks: PyTorch's operator, written out, in windows with masks, and operands read in place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Sequences(nn.Module):
-    """PyTorch's own layer, which works on rows [tokens][batch][features]."""
+    """PyTorch's own layer, on rows [tokens][batch][features]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Sequences(nn.Module):
 
 
 class Cross(nn.Module):
-    """Attention of one sequence to another one of other tokens and features."""
+    """Cross-attention of sequences with different numbers of tokens and features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_a_block_reads_its_projection_in_place(formula: str, dtype: str) -> None
     engine = compile(model, x, dtype=dtype, device="twin")
     assert relative_error(engine(x), model.double()(x.double())) < ALLOWED[dtype]
     steps = kernels(engine, x)
-    if formula == "batched":  # whose batch and heads no stride covers
+    if formula == "batched":  # no stride covers its batch and heads
         assert "attention" in operations(steps)
     else:
         assert operations(steps)[:4] == ["layer_norm", "conv2d", "attention", "conv2d"]
@@ -224,7 +224,7 @@ def test_masks_of_operands_without_heads(items: int) -> None:
 
 @torch.no_grad()
 def test_a_bias_gets_new_weights() -> None:
-    """The scale beside it is evaluated from sums with the bias, whose rounding must not show."""
+    """The scale beside it is computed from sums with the bias, whose rounding must not show."""
 
     class Biased(nn.Module):
         def __init__(self) -> None:
@@ -258,7 +258,7 @@ NO_ATTENTION: dict[str, Formula] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("formula", NO_ATTENTION)
-def test_what_is_none_stays_as_it_is(formula: str) -> None:
+def test_other_patterns_are_left_alone(formula: str) -> None:
     model, x = Block(NO_ATTENTION[formula]).eval(), torch.randn(2, 11, WIDTH)
     graph = optimize(capture(model, (x,)), "fp32")
     assert not any(Attention.matches(node) for node in graph)

@@ -1,4 +1,4 @@
-"""Transposed convolutions in plans: with groups, dilation and norms, by whichever name the model calls them."""
+"""Transposed convolutions in plans: with groups, dilation and norms, by every name that models use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_as_a_convolution_it_is_known_too() -> None:
 
 
 def test_of_a_single_pixel_it_is_a_product(seed: int) -> None:
-    """Whatever its stride: as long as the filter, which makes each pixel of the result one tap's."""
+    """For any stride equal to the filter: each output pixel then has exactly one tap."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.ConvTranspose2d(6, 4, 4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 4, 2, 1)).eval()
     x = torch.randn(2, 6, 1, 1)

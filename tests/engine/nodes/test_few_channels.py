@@ -1,4 +1,4 @@
-"""Convolutions of few channels as one step: what is caught, how the image is read, and that results stay."""
+"""Convolutions of few channels as one step: which are matched, how images are read, and unchanged results."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_other_pools_stay_behind(pool: nn.Module) -> None:
         torch.testing.assert_close(Engine(graph, "fp32", "cpu")(x), model(x))
 
 
-def test_what_others_read_is_kept() -> None:
+def test_values_read_elsewhere_are_kept() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -127,7 +127,7 @@ def test_what_others_read_is_kept() -> None:
                 assert difference(found, expected) <= TOLERANCE[dtype]
 
 
-def test_the_stem_keeps_what_it_takes() -> None:
+def test_the_stem_fuses_activation_and_pool() -> None:
     graph = capture(Convolved(nn.Conv2d(3, 16, 3), RELU, POOL).eval(), (torch.randn(1, 3, 9, 9),))
     assert ops(optimize(graph, "fp16")) == ["stem", "convert"]
     assert ops(optimize(graph, "fp32")) == ["convert", "few_channels", "convert"]
@@ -137,7 +137,7 @@ def test_the_stem_keeps_what_it_takes() -> None:
 @pytest.mark.parametrize("image", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_grey_values_are_normalised_by_the_weights(padding: int, bias: bool, image: torch.dtype) -> None:
+def test_gray_values_are_normalized_by_the_weights(padding: int, bias: bool, image: torch.dtype) -> None:
     torch.manual_seed(12)
     model = Convolved(nn.Conv2d(1, 4, 3, padding=padding, bias=bias), RELU, POOL).eval()
     x = torch.randint(0, 256, (2, 1, 9, 11), dtype=torch.uint8).to(image)
@@ -152,7 +152,7 @@ def test_grey_values_are_normalised_by_the_weights(padding: int, bias: bool, ima
             assert difference(engine(x), expected) <= TOLERANCE[dtype]
 
 
-def test_grey_values_that_stand_for_themselves_need_no_bias() -> None:
+def test_gray_values_without_offset_need_no_bias() -> None:
     model, _ = models.model("lenet")
     x = torch.randint(0, 256, (2, 1, 86, 86), dtype=torch.uint8)
     engine = compile(model, x, dtype="fp16", device="cpu", normalize=((0.0,), (1 / 255,)))
@@ -168,7 +168,7 @@ def test_grey_values_that_stand_for_themselves_need_no_bias() -> None:
 def test_images_of_every_type_and_layout(channels: int, dtype: str) -> None:
     torch.manual_seed(13)
     model = Convolved(nn.Conv2d(channels, 4, 3, bias=False), RELU, POOL).eval()
-    x = torch.randn(2, channels, 9, 12).bfloat16().float()  # the same in every type
+    x = torch.randn(2, channels, 9, 12).bfloat16().float()  # the same in every dtype
     graph = capture(model, (x,))
     twin, cpu = Engine(graph, dtype, "twin"), Engine(graph, dtype, "cpu")
     for each in (x, x.half(), x.bfloat16(), x.contiguous(memory_format=torch.channels_last)):
@@ -184,7 +184,7 @@ def test_fp8_leaves_them_alone() -> None:
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(16 * 16, 8), nn.ReLU(), nn.Linear(8, 4),
     ).eval()  # fmt: skip
-    model[0] = nn.Conv2d(1, 16, 3, bias=False)  # which the stem does not take
+    model[0] = nn.Conv2d(1, 16, 3, bias=False)  # the stem does not support it
     x = torch.randn(8, 1, 14, 14)
     engine = compile(model, x, dtype="fp8", device="cpu", calibration=[x])
     found = [(step.node.op, step.lowered.problem.dtype) for step in engine.plan(x).steps if step.lowered]

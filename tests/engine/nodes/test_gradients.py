@@ -1,4 +1,4 @@
-"""The operators of training steps: gradients as in float64, by kernels where there are any, and fused."""
+"""Operators of training steps: gradients match float64, are computed by kernels where possible, and fused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 class Autoencoder(nn.Module):
-    """A small one with pools, upsampling in two modes, and an average."""
+    """A small network with pools, two modes of upsampling, and an average."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Residual(nn.Module):
 
 
 def planned(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[Joint, Plan, list[torch.Tensor]]:
-    """A step's plan, and what it gives."""
+    """A step's plan and its results."""
     joint = capture_step(model, loss, given[:1], given[1:])
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     tensors = [*(state[name].detach() for name in (*joint.parameters, *joint.buffers)), *given]
@@ -76,7 +76,7 @@ def in_pytorch(plan: Plan) -> set[str]:
 
 
 def judged(model: nn.Module, loss: Loss, target: torch.Tensor) -> Plan:
-    """A step's plan, whose results are those of float64."""
+    """A step's plan, whose results match float64."""
     x, exact = torch.randn(2, 3, 16, 16), copy.deepcopy(model).double()
     joint, plan, results = planned(model, loss, x, target)
     expected = loss(exact(x.double()), target.double() if target.is_floating_point() else target)
@@ -92,8 +92,8 @@ def judged(model: nn.Module, loss: Loss, target: torch.Tensor) -> Plan:
 
 
 def test_an_autoencoder_is_done_by_kernels() -> None:
-    """The pool writes where its maxima are, the weights' gradient the bias's; nothing is left of the pool's ReLU, and
-    repeated pixels are left to convolutions by filters summed up."""
+    """The pool writes its argmax indices, the weight gradient also the bias gradient; nothing is left of the pool's
+    ReLU, and repeated pixels become convolutions by summed filters."""
     torch.manual_seed(0)
     plan = judged(Autoencoder(), F.mse_loss, torch.randn(2, 3, 16, 16))
     assert not in_pytorch(plan)
@@ -107,13 +107,13 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
     masks = [step for step in plan.steps if "<= 0" in step.node.attributes.get("expression", "")]
     assert len(masks) == 1  # behind the average
     for step in plan.steps:
-        if step.side_output is not None:  # it is there from its maker's step on, and keeps nothing alive
+        if step.side_output is not None:  # it exists from its producer on, and keeps nothing alive
             maker = next(one for one in plan.steps if one.node.name == step.side_output.node)
             assert plan.steps.index(step) == plan.steps.index(maker) + 1
 
 
 def test_a_loss_is_one_pass_with_its_gradient() -> None:
-    """Whichever function of single elements it is, where the gradient is a multiple of what comes in."""
+    """For every pointwise function whose gradient is a multiple of the incoming gradient."""
     torch.manual_seed(0)
     for loss in (F.mse_loss, F.huber_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
         plan = judged(nn.Conv2d(3, 4, 3), loss, torch.rand(2, 4, 14, 14))
@@ -122,8 +122,8 @@ def test_a_loss_is_one_pass_with_its_gradient() -> None:
 
 
 def test_a_loss_by_classes_of_pixels_is_one_pass() -> None:
-    """Pixels in NHWC are rows of classes; so they are where logarithms are narrow and the loss is wide, as CUDA's
-    autocast has it, and the gradient is then of the logits as they come."""
+    """Pixels in NHWC are rows of classes. This holds too for narrow logarithms and a wide loss, as under CUDA's
+    autocast, and the gradient is then of the original logits."""
     torch.manual_seed(0)
     labels = torch.randint(0, 4, (2, 14, 14))
     labels[0, 3:5] = 2
@@ -144,7 +144,7 @@ def test_a_loss_by_classes_of_pixels_is_one_pass() -> None:
 
 
 def test_operators_of_pytorchs_have_images_in_the_order_that_they_were_captured_with() -> None:
-    """Where they may depend on it: the loss's gradient insists on PyTorch's, pools take them as they lie."""
+    """Where it matters: the loss's gradient requires PyTorch's layout, pools accept any."""
     torch.manual_seed(0)
 
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -170,8 +170,8 @@ def test_a_gradient_that_depends_on_the_loss_comes_behind_it() -> None:
     judged(nn.Conv2d(3, 4, 3), lambda y, t: F.cross_entropy(y.mean((2, 3)), t[:, 0, 0]).sqrt(), labels)
 
 
-def test_normalisation_takes_what_is_around_it() -> None:
-    """ReLU and residual behind it, in the backward pass the mask, found again from x."""
+def test_normalization_fuses_its_neighbors() -> None:
+    """Fused ReLU and residual; the backward pass recomputes the mask from x."""
     torch.manual_seed(0)
     plan = judged(Residual(), F.cross_entropy, torch.tensor([1, 4]))
     assert in_pytorch(plan) == {"permute", "aten::add.Tensor", "aten::addmm", "aten::mm"}
@@ -190,9 +190,10 @@ def test_normalisation_takes_what_is_around_it() -> None:
 
 
 def test_linear_layers_are_convolutions_of_single_pixels() -> None:
-    """In 16 bits, with their gradients; the bias's is beside the weights', and the loss is of logits as they come.
+    """In 16 bits, with gradients; the bias gradient comes with the weight gradient, and the loss reads the original
+    logits.
 
-    What the ReLU is given is exact in 16 bits: which side of zero it lies on is no matter of rounding.
+    The ReLU's input is exact in 16 bits, so its sign does not depend on rounding.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8, bias=False)).bfloat16()
@@ -223,7 +224,7 @@ def test_linear_layers_are_convolutions_of_single_pixels() -> None:
 
 
 def test_layers_between_casts_are_narrow() -> None:
-    """Autocast has upsampling in fp32; from 16 bits to 16 bits kernels do it without casts, and round once too."""
+    """Autocast upsamples in fp32; for 16-bit inputs and results, kernels do it without casts, and also round once."""
 
     class Cast(nn.Conv2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Norms of rows as nodes: which are recognised, and what they compute."""
+"""Norms of rows as nodes: which are matched, and their results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_norm_is_one_node_with_all_that_follows(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: F.layer_norm(x, (8,), x[0, 0]),  # another weight with every call
+        lambda x: F.layer_norm(x, (8,), x[0, 0]),  # different weights at every call
         lambda x: F.rms_norm(x, (8,), x[0, 0]),
         lambda x: F.layer_norm(x, (3, 8), x[0], x[0]),
     ],

@@ -1,4 +1,4 @@
-"""Linear layers over rows of several dimensions: what they take on the way out."""
+"""Linear layers over rows of several dimensions: their fused epilogues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.graphs import ops
 
 
 class Residual(nn.Module):
-    """Blocks as transformers have them, with residuals added, scaled, multiplied, and behind an activation."""
+    """Transformer blocks, with residuals added, scaled and multiplied, also after an activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +40,6 @@ def test_residuals_are_added_on_the_way_out(dtype: str, allowed: float) -> None:
 
 
 def test_layers_that_become_one_step_with_others_take_none() -> None:
-    """Two layers in one launch spare more than the addition does."""
+    """Merging two layers into one launch saves more than fusing the addition."""
     graph = optimize(capture(Residual().eval(), (torch.randn(2, 3, 24),)), "fp16")
     assert ops(for_batch(graph, "fp16", 2)) == [*["mlp", "add"] * 3, "mlp", "pointwise"]

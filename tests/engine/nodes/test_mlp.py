@@ -1,4 +1,4 @@
-"""Chains of small linear layers as one step: what is caught, what is left alone, and that results stay."""
+"""Chains of small linear layers as one step: which are matched, which are not, and unchanged results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Score(nn.Module):
 
 
 class Parts(nn.Module):
-    """Layers to build small chains of."""
+    """Layers for small chains."""
 
     def __init__(self, run: Callable[[Parts, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_its_score_is_one_step_too_and_fp32(dtype: str) -> None:
     form = plan.forms[step.node.name]
     assert (form.shape, form.dtype) == ((5,), torch.float32)
     check(model, graph, 320, dtype=dtype)
-    large = 40 * torch.randn(2, 320)  # mean squares beyond what fp16 tells apart, but not beyond fp32
+    large = 40 * torch.randn(2, 320)  # mean squares beyond the precision of fp16, but not of fp32
     found = Engine(graph, "fp16", "cpu")(large)
     assert found.dtype == torch.float32 and difference(found, model(large)) < 1e-3
 
@@ -143,7 +143,7 @@ def test_the_operator_with_constant_parameters_is_one_step() -> None:
 
 @pytest.mark.parametrize("device", [None, "twin"])
 def test_training_steps_of_the_operator_are_pytorchs(device: str | None) -> None:
-    """Slices of the gradients are read in place where they are aligned, in fp32 also under autocast."""
+    """Slices of the gradients are read in place if aligned, in fp32 also under autocast."""
     aligned, unaligned = (8, 2, 4), (6, 2, 3)
     # Launches: 3 to normalize the basis (5 with casts), 2 that pack weights, 1 forward, 1 loss, 2
     # backward, 5 for the gradient of the basis.
@@ -198,7 +198,7 @@ def test_other_sizes_that_fit(bands: int, frames: int, latent: int) -> None:
 
 @pytest.mark.parametrize(("bands", "frames", "latent"), [(128, 10, 128), (128, 10, 64), (96, 10, 100)])
 def test_sizes_that_do_not_fit_whole(bands: int, frames: int, latent: int) -> None:
-    """Pieces of them may."""
+    """Parts of them may."""
     torch.manual_seed(6)
     model = Score(models.SpectralAutoencoder(bands, frames, latent))
     graph = capture(model, (torch.randn(1, frames * bands),))
@@ -219,21 +219,21 @@ def test_sizes_that_do_not_fit_whole(bands: int, frames: int, latent: int) -> No
             lambda p, x: p.c(F.gelu(p.b(F.relu(p.a(p.norm(x)))), approximate="tanh")), (12,),
             (Layer(12, 8, norm=True, activation="relu"), Layer(8, 6, bias=False, activation="gelu_tanh"), Layer(6, 12)),
         ),
-        (  # a LayerNorm without a weight of its own
+        (  # a LayerNorm without its own weight
             lambda p, x: p.b(p.plain_norm(p.a(x))), (12,), (Layer(12, 8), Layer(8, 6, norm=True, bias=False)),
         ),
-        (  # frames as rows; the batch's items are what no layer mixes
+        (  # frames are rows; no layer mixes the items of a batch
             lambda p, x: p.a(p.frame(p.frame_norm(x.view(-1, 4))).view(-1, 12)), (12,),
             (Layer(4, 4, 3, norm=True, epsilon=1e-3), Layer(12, 8)),
         ),
-        (  # a row is a frame where no layer looks at more
+        (  # a row is a frame if no layer reads more
             lambda p, x: p.back(F.gelu(p.frame(x))), (3, 4), (Layer(4, 4, activation="gelu"), Layer(4, 4)),
         ),
         (  # halves and thirds of an item
             lambda p, x: p.a(p.frame(x.view(-1, 4)).view(-1, 12)).view(-1, 2, 4) * 1, (12,),
             (Layer(4, 4, 3), Layer(12, 8)),
         ),
-        (  # products with matrices of the model's
+        (  # products with the model's matrices
             lambda p, x: (x @ p.a.weight.T) @ F.normalize(p.a.weight, dim=0), (12,),
             (Layer(12, 8, bias=False), Layer(8, 12, bias=False)),
         ),
@@ -253,14 +253,14 @@ def test_chains_that_are_caught(
     "run",
     [
         lambda p, x: F.gelu(p.a(p.norm(x))),  # a single layer
-        lambda p, x: (lambda y: (p.b(y), y))(p.a(x)),  # what lies between is returned
+        lambda p, x: (lambda y: (p.b(y), y))(p.a(x)),  # the value in between is returned
         lambda p, x: (lambda y: p.b(y) + p.b(F.relu(y)))(p.a(x)),  # and read twice
         lambda p, x: p.b(F.relu6(p.a(x))),
         lambda p, x: p.b(torch.sigmoid(p.a(x))),
         lambda p, x: p.b(F.relu(F.gelu(p.a(x)))),  # one after the other
         lambda p, x: p.wide_out(p.wide_in(x)),  # too wide between
         lambda p, x: p.a(F.silu(p.norm(x))),  # more than a norm
-        lambda p, x: p.b(F.rms_norm(p.a(x), (p.a.out_features,))),  # another norm
+        lambda p, x: p.b(F.rms_norm(p.a(x), (p.a.out_features,))),  # a different norm
         lambda p, x: p.back(
             p.frame_norm(p.frame(x.view(-1, 4, 3, 1).permute(0, 2, 3, 1)))
         ),  # of four dimensions
@@ -285,7 +285,7 @@ def test_a_norm_of_other_groups_begins_a_new_chain() -> None:
         return p.back(p.frame(p.frame_norm(y.view(-1, 3, 4)).flatten(1).view(-1, 4)))
 
     model, graph = graph_of(run)
-    assert ops(optimize(graph, "fp32")) == ["mlp"]  # each frame by itself, whatever shape it has on the way
+    assert ops(optimize(graph, "fp32")) == ["mlp"]  # each frame separately, whatever its intermediate shape
 
     def other(p: Parts, x: torch.Tensor) -> torch.Tensor:
         y = p.c(F.relu(p.b(p.a(x))))
@@ -297,7 +297,7 @@ def test_a_norm_of_other_groups_begins_a_new_chain() -> None:
 
 
 def test_heavy_layers_split_a_chain() -> None:
-    """3 x 60,000 weights: no two of them fit together, but the small ones do."""
+    """3 x 60,000 weights: no two fit together, but the small ones do."""
     torch.manual_seed(7)
     model = nn.Sequential(
         nn.Linear(600, 200), nn.ReLU(), nn.Linear(200, 600), nn.GELU(), nn.Linear(600, 20), nn.ReLU(),
@@ -314,7 +314,7 @@ def test_large_heads_stay_as_they_are() -> None:
     model, x = models.model("resnet18")
     assert "mlp" not in ops(optimize(capture(model, (x,)), "fp16"))
     first, second, third = nn.Linear(1024, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 1000)
-    head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)  # VGG's, behind fewer pixels
+    head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)  # VGG's, after fewer pixels
     assert ops(optimize(capture(head, (torch.randn(1, 1024),)), "fp16")).count("linear") == 3
 
 
@@ -352,10 +352,10 @@ def test_the_error_in_other_words(name: str) -> None:
         lambda y, x: ((y - x).square().mean(1), y),
         lambda y, x: (lambda d: (d.square().mean(1), d))(y - x),
         lambda y, x: (y - x).view(-1, 3, 4).square().mean(2),
-        lambda y, x: F.relu((y - x).square().mean(1)),  # a kernel of the plan's own type reads it
+        lambda y, x: F.relu((y - x).square().mean(1)),  # a kernel of the plan's own dtype reads it
     ],
 )
-def test_what_is_no_error_of_rows(error: Callable[..., Any]) -> None:
+def test_other_errors_than_per_row_ones(error: Callable[..., Any]) -> None:
     model, graph = graph_of(lambda p, x: error(p.c(F.relu(p.b(p.a(x)))), x))
     assert mlp_of(optimize(graph, "fp32")).attributes["output"] == "y"
     x = torch.randn(2, 12)
@@ -379,7 +379,7 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_chain_takes_flattened_pixels_as_they_lie(norm: bool) -> None:
+def test_a_chain_reads_flattened_pixels_in_place(norm: bool) -> None:
     torch.manual_seed(8)
     model = Head(norm).eval()
     if norm:
@@ -406,7 +406,7 @@ def test_a_chain_that_is_compared_with_pixels_takes_them_in_order() -> None:
 @pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("score", [False, True])
-def test_kernels_compute_what_the_plan_says(score: bool, dtype: str) -> None:
+def test_kernels_match_the_plan(score: bool, dtype: str) -> None:
     torch.manual_seed(10)
     made = models.SpectralAutoencoder(24, 3, 8)
     model = (Score(made) if score else made).eval()
@@ -440,7 +440,7 @@ def test_a_saved_score_comes_back(tmp_path: pathlib.Path) -> None:
 def test_many_rows_are_left_to_tensor_cores_where_the_chain_has_none(
     dtype: str, most_rows: int | None
 ) -> None:
-    """A token mixer: as many rows as the image has channels, and hidden features as wide as those outside."""
+    """A token mixer: one row per image channel, and hidden features as wide as the input."""
     model = nn.Sequential(nn.Linear(196, 256), nn.GELU(), nn.Linear(256, 196))
     graph = optimize(capture(model, (torch.randn(1, 196),)), dtype)
     for rows in (1, 512, 4096):

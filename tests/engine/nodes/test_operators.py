@@ -1,5 +1,5 @@
-"""Every graph operator that is registered: recognised, computed as PyTorch does, lowered to what it computes, and true
-to what it says of itself. A new operator needs an example here, and nothing else.
+"""Every registered graph operator: matched, evaluated as in PyTorch, lowered correctly, and consistent with
+its declared traits. A new operator needs an example here, and nothing else.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class Example:
-    """A model in whose graph, as it is captured or for a dtype, there is a node of the operator."""
+    """A model whose graph contains a node of the operator, at capture or for a dtype."""
 
     model: nn.Module
     shape: tuple[int, ...]
     dtype: str = ""
-    """The plan that it is in; empty if it is there when the model is captured."""
+    """The dtype of the plan with the node; empty if capture already creates it."""
     normalised: bool = False
     in_step: bool = False
-    """Whether it is there in the plan of a training step alone."""
+    """True if only the plan of a training step contains it."""
     loss: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.square().mean()
-    """What such a step makes less."""
+    """Settings that reduce the work of such a step."""
 
 
 class Call(nn.Module):
@@ -185,14 +185,14 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """A node of an operator in its graph for a batch, with what it is given."""
+    """A node of an operator in its graph for a batch, with its inputs."""
 
     graph: Graph
     node: Node
     inputs: dict[str, torch.Tensor]
     step: PlanStep
     read: dict[str, torch.Tensor]
-    """What the step's own node is given, which may stand for several."""
+    """Inputs of the step's own node, which may replace several."""
 
     @property
     def operator(self) -> Operator:
@@ -203,7 +203,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """The example's node, and the step of a plan that does it."""
+    """The example's node, and the step of a plan that computes it."""
     torch.manual_seed(0)
     example = EXAMPLES[name]()
     if example.in_step:
@@ -222,7 +222,7 @@ def find(name: str) -> Found:
     if dtype == "fp8":
         found = histograms(fuse(graph, dtype), [x], torch.device("cpu"))
         graph.ranges = {name: each.largest for name, each in found.items()}
-    with patch.object(quantize, "NS_A_LAUNCH", 0.0):  # however small the image is
+    with patch.object(quantize, "NS_PER_LAUNCH", 0.0):  # for the smallest image
         graph = optimize(graph, dtype) if example.dtype else graph
     fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     return find_among(name, fixed, dtype, x)
@@ -238,7 +238,7 @@ def find_in_step(name: str, example: Example) -> Found:
 
 
 def find_among(name: str, graph: Graph, dtype: str, *given: torch.Tensor) -> Found:
-    """The first node of an operator, in a graph that is given these tensors."""
+    """The first node of an operator, in a graph with these input tensors."""
     inputs = {one.name: tensor for one, tensor in zip(graph.inputs, given, strict=True)}
     values = {**inputs, **graph.constants}
     for node in graph:
@@ -282,7 +282,7 @@ def test_each_pytorch_operator_is_matched_by_one() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if not (EXAMPLES[name]().dtype or EXAMPLES[name]().in_step)]
 )
-def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
+def test_captured_graphs_match_the_model(name: str) -> None:
     torch.manual_seed(1)
     example = EXAMPLES[name]()
     model = example.model.eval()
@@ -291,7 +291,7 @@ def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     if example.normalised:
         channels = example.shape[0]
         insert_normalization(graph, ((0.5,) * channels, (0.2,) * channels))
-    check_graph(graph)  # what a file may hold, with the sizes that the operator gives
+    check_graph(graph)  # nodes that a file may hold, with the sizes that the operator returns
     assert name in {node.op for node in graph}
     fixed = graph.at(BATCH)
     values = {fixed.inputs[0].name: x, **fixed.constants}
@@ -302,8 +302,8 @@ def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     close(values[fixed.outputs[0]], expected)
 
 
-def test_the_operation_is_what_the_node_computes(found: Found) -> None:
-    """The problem that a node becomes has the node's own result, by the operation's own reference."""
+def test_the_operation_matches_the_node(found: Found) -> None:
+    """The problem of a node has the node's own result, by the operation's reference."""
     lowered = found.step.lowered
     says_so = type(operator_of(found.step.node)).lower is not Operator.lower
     assert (lowered is not None) == (says_so and not found.step.is_alias)
@@ -326,7 +326,7 @@ def test_expressions_that_it_takes_are_applied(found: Found) -> None:
         close(found.result(taken), expression.evaluate({"x": found.result(plain)})[0])
 
 
-def test_its_expression_is_what_it_computes(found: Found) -> None:
+def test_its_expression_matches_its_result(found: Found) -> None:
     own = found.operator.expression(found.node)
     if own is not None:
         assert set(own.inputs) == found.inputs.keys()
@@ -428,14 +428,14 @@ def test_a_view_is_the_same_elements(found: Found) -> None:
 
 @pytest.mark.parametrize("folder", ["passes", "plan"])
 def test_passes_and_plans_name_no_operator(folder: str) -> None:
-    """They ask traits: a new operator is nobody else's special case."""
+    """Passes query traits: a new operator is not a special case elsewhere."""
     package = pathlib.Path(__file__).parents[3] / "escalade" / "engine" / folder
     for path in package.rglob("*.py"):
         for part in ast.walk(ast.parse(path.read_text())):
             assert not (isinstance(part, ast.Attribute) and part.attr == "op"), f"{path.name} asks for a name"
 
 
-def test_nodes_can_be_told_apart() -> None:
+def test_nodes_can_be_distinguished() -> None:
     node = find("relu").node
     assert type(operator_of(node)).matches(node) and not BY_NAME["gelu"].matches(node)
     assert not BY_NAME["relu"].matches(None)

@@ -1,4 +1,4 @@
-"""PyTorch's pointwise operators as expressions: every one that it marks so, and exactly which are left to it."""
+"""PyTorch's pointwise operators as expressions: all that it tags as pointwise, and exactly those left to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
 from escalade.ops.expressions import Expression
 
 WHOLE = (
-    "bitwise_left_shift bitwise_right_shift gcd lcm"  # of whole numbers
+    "bitwise_left_shift bitwise_right_shift gcd lcm"  # for integers
 ).split()
 SPECIAL = """
     digamma erfinv i0 igamma igammac lgamma mvlgamma nextafter polygamma special_airy_ai special_bessel_j0
@@ -31,15 +31,15 @@ SPECIAL = """
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
     special_zeta
 """.split()
-"""Functions of mathematical physics and statistics, which no expression has."""
+"""Functions of mathematical physics and statistics, which expressions lack."""
 OTHER = ["equal", "frexp", "nan_to_num"]
-"""One answer for all elements; two results; what infinities become is the largest number of a type unless the call
-says."""
+"""One answer for all elements; two results; infinities replaced by the dtype's largest number unless the call
+sets another."""
 GIVEN: dict[str, dict[str, Any]] = {
     "clamp": {"min": -0.3, "max": 0.4}, "clip": {"min": -0.3, "max": 0.4}, "div": {"rounding_mode": "floor"},
     "round": {"decimals": 1}, "gelu": {"approximate": "tanh"}, "elu": {"scale": 2.0}, "softplus": {"beta": 3.0},
 }  # fmt: skip
-"""Arguments that say more than their defaults do."""
+"""Arguments that differ from their defaults."""
 
 
 def overloads() -> Iterator[torch._ops.OpOverload]:
@@ -55,7 +55,7 @@ def overloads() -> Iterator[torch._ops.OpOverload]:
 
 
 def arguments(operator: torch._ops.OpOverload) -> dict[str, Any]:
-    """A call with tensors wherever it takes them."""
+    """A call with tensors wherever it accepts them."""
     said = GIVEN.get(name_of(operator.name()), {})
     given: dict[str, Any] = {}
     for argument in operator._schema.arguments:
@@ -99,7 +99,7 @@ def test_every_pointwise_operator_is_an_expression_or_known_not_to_be() -> None:
 
 
 class Calls(nn.Module):
-    """Operators as models call them: in place, by other names, with numbers, truth values and constants."""
+    """Operators as models call them: in place, by other names, with numbers, booleans and constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_calls_are_recognised_and_computed() -> None:
 def test_a_file_holds_expressions_only(text: Any) -> None:
     assert Pointwise.signature is not None
     holds = Pointwise.signature.attributes["expression"].holds(text)
-    assert holds == (isinstance(text, str) and text.endswith("; t0"))  # what no result needs is not computed
+    assert holds == (isinstance(text, str) and text.endswith("; t0"))  # dead code is not computed
 
 
 def test_a_file_names_each_input() -> None:
@@ -155,7 +155,7 @@ def test_a_file_names_each_input() -> None:
         check_graph(graph)
 
 
-def test_expressions_of_operators_are_what_they_compute() -> None:
+def test_expressions_of_operators_match_their_results() -> None:
     model = nn.Sequential(nn.ReLU6(), nn.GELU("tanh"), nn.Hardswish())
     graph = capture(model, (torch.randn(2, 3),))
     from escalade.engine.nodes import operator_of

@@ -1,4 +1,4 @@
-"""Layers over values of other ranks than an image's, and images that stay in PyTorch's order."""
+"""Layers over values of other ranks than an image's, and images that stay in NCHW."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMS = [
 
 
 def _settled(layer: torch.nn.Module) -> torch.nn.Module:
-    """The layer with constants as training leaves them, not ones and zeros."""
+    """The layer with constants as after training, not ones and zeros."""
     for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         if tensor.is_floating_point():
             tensor.data.uniform_(0.5, 1.5) if name != "bias" else tensor.data.normal_()
@@ -37,7 +37,7 @@ def _settled(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("layer", "shape"), NORMS)
-def test_a_layer_by_itself_is_one_step_as_the_values_lie(
+def test_a_lone_layer_is_one_step_in_the_layout_of_its_values(
     layer: torch.nn.Module, shape: tuple[int, ...]
 ) -> None:
     model, x = _settled(layer), torch.randn(shape)
@@ -49,7 +49,7 @@ def test_a_layer_by_itself_is_one_step_as_the_values_lie(
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_maximum_of_a_whole_image_is_a_reduction(layout: torch.memory_format) -> None:
-    """Not a thread for each channel, which goes through all pixels."""
+    """Not one thread per channel that loops over all pixels."""
     x = torch.randn(2, 8, 7, 6).to(memory_format=layout)
     for layer in (torch.nn.AdaptiveMaxPool2d(1), torch.nn.MaxPool2d((9, 10), 1, (1, 2))):
         (step,) = compile(layer, x, device="twin").explain(x).steps
@@ -67,7 +67,7 @@ def test_long_rows_are_shared_among_blocks() -> None:
 
 
 class Sequences(torch.nn.Module):
-    """A small network of sequences, in which everything has one dimension."""
+    """A small network of sequences, where all layers are one-dimensional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Sequences(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.relu(self.norm(self.front(x)))
-        left, right = self.gated(F.pad(y, (2, 0))).chunk(2, 1)  # as WaveNet does: what has been, and gates
+        left, right = self.gated(F.pad(y, (2, 0))).chunk(2, 1)  # as in WaveNet: causal convolutions and gates
         y = torch.cat([y[:, 4:], y[:, :4]], 1) + torch.tanh(left) * torch.sigmoid(right)
         y = y * torch.sigmoid(y.amax(2, keepdim=True)) + F.pad(y, (1, 1), mode="reflect")[..., 1:-1]
         y = F.max_pool1d(y + torch.tanh(self.inner(y)) * self.scale, 3, 1, 1)
@@ -95,7 +95,7 @@ def test_layers_of_sequences_are_those_of_images() -> None:
     engine = compile(model, x, device="twin")
     explained = engine.explain(x)
     assert not explained.fallbacks
-    # In front of all and behind it, and two halves that change places at once.
+    # Before and after all others, and two swapped halves.
     kernels = [step.kernels[0].split("/")[0] for step in explained.steps if step.kernels]
     assert (kernels.count("convert"), kernels.count("copy")) == (2, 1)
     for given in (x, x[:1]):
@@ -132,7 +132,7 @@ class Picked(torch.nn.Module):
         return self.head(torch.relu(self.along(x))[:, :, -1]), y[:, :, 1], y.select(3, -2), y[:, :, :1, 0]
 
 
-def test_a_step_of_a_sequence_is_taken_where_it_lies() -> None:
+def test_a_step_of_a_sequence_is_read_in_place() -> None:
     model, x = Picked().eval(), torch.randn(2, 3, 9)
     engine = compile(model, x, dtype="fp16", device="cpu")
     assert {step.operation for step in planned(engine, x).fallbacks} <= {"aten::expand"}

@@ -1,4 +1,4 @@
-"""Reductions as nodes: which are recognised, in which layout they are done, and what they take."""
+"""Reductions as nodes: which are matched, in which layout they run, and what they fuse."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_mean_of_a_large_plane_is_a_reduction_of_rows() -> None:
 
 
 def test_a_type_that_the_operand_has_already_is_no_conversion() -> None:
-    """CUDA's autocast names fp32 also where values are fp32: a norm of parameters was left to PyTorch for it."""
+    """CUDA's autocast casts to fp32 even if values are fp32; a norm of parameters fell back to PyTorch for that."""
     functions: dict[str, Function] = {
         "adaptive_avg_pool2d": lambda x: x.mean((2, 3), keepdim=True, dtype=x.dtype),
         "reduce": lambda x: torch.linalg.vector_norm(x, dim=1, dtype=x.dtype) + x.sum(1, dtype=x.dtype),
@@ -78,8 +78,8 @@ def test_a_type_that_the_operand_has_already_is_no_conversion() -> None:
         lambda x: x.sum(2, keepdim=True),
     ],
 )
-def test_an_image_is_reduced_as_it_lies(function: Function) -> None:
-    """Behind a layer that gives it in NHWC."""
+def test_an_image_is_reduced_in_its_layout(function: Function) -> None:
+    """After a layer that returns NHWC."""
     model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
     x = torch.randn(2, 8, 4, 6).to(memory_format=torch.channels_last)
     graph = capture(model, (x,))

@@ -1,4 +1,4 @@
-"""The sizes that follow from others are those that PyTorch gives."""
+"""Inferred sizes match PyTorch's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
 
 
 def same_as_pytorch(op: str, attributes: dict[str, Any], **sizes: tuple[int, ...]) -> None:
-    """Both give the same sizes, or neither any."""
+    """Both return the same sizes, or neither returns any."""
     try:
         expected = BY_NAME[op].sizes({**sizes, RESULT: ()}, attributes)
         shape = (
@@ -75,7 +75,7 @@ def test_transposed_convolutions(
     image: Any, window: Any, groups: int, channels: int, filters: int, **rest: Any
 ) -> None:
     if any(more >= step for more, step in zip(rest["output_padding"], rest["stride"], strict=True)):
-        return  # which PyTorch takes with a dilation, and the operator does not
+        return  # PyTorch accepts it with a dilation, the operator does not
     attributes = {**rest, "groups": groups, "relu": False}
     sizes = {"gradient": (2, filters, *image), "weight": (filters, channels, *window)}
     same_as_pytorch("conv_transpose2d", attributes, **sizes, bias=(channels * groups,))
@@ -90,7 +90,7 @@ def test_moved_pixels(
 ) -> None:
     if (
         min(rows) >= 0 or mode == "constant"
-    ):  # PyTorch takes negative ones elsewhere too, the operator does not
+    ):  # PyTorch accepts negative ones elsewhere too, the operator does not
         same_as_pytorch("pad2d", {"pads": (*rows, *columns), "mode": mode, "value": 0.0}, x=(2, 3, *image))
     same_as_pytorch("pixel_shuffle", {"factor": factor, "down": down}, x=(2, channels, *image))
 
@@ -109,7 +109,7 @@ def test_layers(features: int, rows: list[int], outputs: int) -> None:
 
 
 def test_every_kind_that_capture_makes_is_known() -> None:
-    """The model of the files' tests has them all."""
+    """The model of the file tests has them all."""
     from escalade.engine.compiler import insert_normalization
 
     graph = capture(EveryKind().eval(), (torch.randn(2, 3, 9, 9),), {"mask": torch.randn(2, 4)})

@@ -50,7 +50,7 @@ def test_dimensions_with_others_behind_are_channels_of_images(shape: tuple[int, 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_a_logarithm_is_as_accurate_as_pytorchs(dtype: str) -> None:
-    """Confident rows too: their logits are large, and their largest logarithm is nearly 0."""
+    """Confident rows too: their logits are large, and their largest log-probability is nearly 0."""
     logits = torch.randn(2, 6, 4, 4) * torch.tensor([0.1, 30.0]).view(2, 1, 1, 1)
     x = logits.half() if dtype == "fp16" else logits
     for function in (
@@ -62,7 +62,7 @@ def test_a_logarithm_is_as_accurate_as_pytorchs(dtype: str) -> None:
         assert [step.operation for step in engine.explain(x.float()).steps] == ["log_softmax"]
         exact = function(x.double())
         ours, theirs = ((y.double() - exact).abs() for y in (engine(x.float()), function(x)))
-        # Beside a confident class the sum of exponentials is 1 and a rounding, which PyTorch may happen not to make.
+        # For a confident class the sum of exponentials is 1 plus rounding, which PyTorch may happen not to have.
         rounding = 2 * torch.finfo(torch.float32).eps if dtype == "fp16" else 0.0
         assert bool((ours <= 2 * theirs + torch.finfo(x.dtype).eps * exact.abs() + rounding).all())
 
@@ -81,7 +81,7 @@ def test_functions_of_its_result_are_in_its_kernel(dtype: str) -> None:
 
 
 def test_a_scale_is_in_its_kernel_behind_a_convolution() -> None:
-    """And not in the conversion of the result to NCHW."""
+    """Not fused into the conversion of the result to NCHW either."""
     model = nn.Sequential(nn.Conv2d(16, 64, 1), Call(lambda x: torch.softmax(x, 1) * 2)).eval()
     large, small = torch.empty(32, 16, 128, 128), torch.randn(2, 16, 8, 8)
     plan = Engine(capture(model, (large[:2],)), "tf32", "twin").plan_for(H200, large)
@@ -91,8 +91,8 @@ def test_a_scale_is_in_its_kernel_behind_a_convolution() -> None:
     torch.testing.assert_close(found, model(small).detach(), rtol=1e-2, atol=1e-4)
 
 
-def test_a_training_step_keeps_what_the_gradient_reads() -> None:
-    """A scale is fused into a softmax without a gradient, not into one whose result its gradient reads."""
+def test_a_training_step_keeps_values_that_gradients_read() -> None:
+    """A scale is fused into a softmax without a gradient, not into one whose gradient reads its result."""
 
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         wanted = (torch.softmax(target, 1) * 3).amax(1, keepdim=True)

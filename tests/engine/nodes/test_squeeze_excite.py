@@ -1,4 +1,4 @@
-"""Squeeze-and-excite in a graph: in which words it is found, and what is left as it is."""
+"""Squeeze-and-excite in a graph: which spellings are matched, and which are left alone."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_gates_are_one_step(linear: bool, dtype: str) -> None:
 @pytest.mark.parametrize(
     "model", [Gated(out=16), Gated(shown=True), Gated(groups=2)], ids=["narrower", "shown", "grouped"]
 )
-def test_what_is_no_gate_of_its_channels_is_left(model: nn.Module) -> None:
+def test_gates_of_other_channels_are_left_alone(model: nn.Module) -> None:
     assert "squeeze_excite" not in _operators(model, 3)

@@ -1,4 +1,4 @@
-"""The stem as one step, and how images are read: what is fused, and what reads a padded image."""
+"""The stem as one step, and how images are read: what is fused, and which steps read a padded image."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_other_pools_stay_behind_the_stem(pool: nn.Module, normalise: bool) -> N
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("model", [Stem(None, filters=12), Stem(None, bias=False)])
-def test_what_is_no_stem_reads_a_padded_image(model: nn.Module, normalise: bool) -> None:
+def test_layers_other_than_stems_read_a_padded_image(model: nn.Module, normalise: bool) -> None:
     _, graph = stem_of(model, normalise)
     assert ops(graph) == ["convert", "conv2d"]
     convert = node_of(graph, "convert")
@@ -78,7 +78,7 @@ def test_what_is_no_stem_reads_a_padded_image(model: nn.Module, normalise: bool)
 
 
 def test_an_image_that_others_read_is_not_padded() -> None:
-    """Where they read it normalised; otherwise they read the caller's."""
+    """If they read the normalized image; otherwise they read the caller's."""
 
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's operators compute the same through the engine's calls however their operands are stored."""
+"""PyTorch's operators return the same through the engine's calls for operands of any strides."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _recorded() -> dict[torch._ops.OpOverload, tuple[dict[str, Any], dict[str, t
 
 
 def _by_schema() -> Iterator[tuple[torch._ops.OpOverload, tuple[dict[str, Any], dict[str, torch.Tensor]]]]:
-    """Calls of the operators that a file may name, with operands made from their schemas."""
+    """Calls of the operators that a file may name, with operands generated from their schemas."""
     plain = {
         "int": 1,
         "float": 0.5,
@@ -164,7 +164,7 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:
-    """Elements two apart in every dimension, as a slice with steps has them."""
+    """Every second element in each dimension, like a slice with steps."""
     room = x.new_zeros([2 * size for size in x.shape])
     part = room[tuple(slice(None, None, 2) for _ in x.shape)]
     return part.copy_(x)
@@ -181,7 +181,7 @@ def test_operators_compute_the_same_however_operands_are_stored() -> None:
             continue
         try:
             expected = pytree.tree_leaves(list(results_of(name, arguments, inputs)))
-        except Exception:  # operands that it does not take
+        except Exception:  # operands that it does not support
             continue
         for store in (_reversed, _channels_last, _apart):
             for other in {None, *list(inputs)[:1]}:  # all of them, or the first

@@ -1,4 +1,4 @@
-"""Models that PyTorch's own tools have quantized: their scales become those of the kernels."""
+"""Models quantized by PyTorch's own tools: their scales become those of the kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def largest_row(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Quantized(nn.Module):
-    """A stem, a residual block and a head, as exported models are: every value is quantized and dequantized."""
+    """A stem, a residual block and a head, as exported: every value is quantized and dequantized."""
 
     def __init__(self, zero_point: int = 0, constant: bool = True) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Quantized(nn.Module):
 
 
 class FakeQuantized(nn.Module):
-    """Two convolutions with PyTorch's fake quantization, as in training that is aware of it."""
+    """Two convolutions with PyTorch's fake quantization, as in quantization-aware training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_scales_are_those_of_the_model(image: torch.Tensor) -> None:
     assert float((engine(image) - expected).norm() / expected.norm()) < 0.02
 
 
-def test_other_dtypes_compute_what_the_model_computes(image: torch.Tensor, tmp_path: pathlib.Path) -> None:
+def test_other_dtypes_match_the_model(image: torch.Tensor, tmp_path: pathlib.Path) -> None:
     model = Quantized(zero_point=-20).eval()
     engine = escalade.compile(model, image, device="cpu")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Weights that a model computes from its parameters: when they are constants, and layers of Escalade's."""
+"""Weights computed from a model's parameters: when they are constants, and layers of Escalade's."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_products_with_constants_are_linear_layers(run: Callable[..., Any], shap
     ("run", "shape"),
     [
         (lambda m, x: x @ x.T, (12,)),
-        (lambda m, x: m.w @ x, (12, 4)),  # the constant in front
+        (lambda m, x: m.w @ x, (12, 4)),  # the constant comes first
         (lambda m, x: torch.addmm(m.b, x, m.w.t(), alpha=2), (12,)),
-        (lambda m, x: torch.addmm(x[:, :7], x, m.w.t()), (12,)),  # what is added comes with the input
-        (lambda m, x: x @ m.b[:, None].expand(7, 7).expand(2, 7, 7), (7, 7)),  # a matrix for each item
+        (lambda m, x: torch.addmm(x[:, :7], x, m.w.t()), (12,)),  # the addend comes with the input
+        (lambda m, x: x @ m.b[:, None].expand(7, 7).expand(2, 7, 7), (7, 7)),  # a matrix per item
     ],
 )
 def test_other_products_are_pytorchs(run: Callable[..., Any], shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Functions behind nodes that only move or repeat elements are computed by the layer before those."""
+"""Functions after nodes that only move or repeat elements are fused into the layer before those."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_functions_are_computed_before_elements_are_moved(run: Run) -> None:
     [
         lambda p, x: (lambda y: (F.relu(y), y))(
             F.pixel_shuffle(p.first(x), 2)
-        ),  # two readers of what is moved
+        ),  # two readers of the moved value
         lambda p, x: (lambda y: F.relu(F.pixel_shuffle(y, 2)).sum() + y.sum())(p.first(x)),  # of the layer
         lambda p, x: F.relu(torch.cat([p.first(x), x], 1)),  # not of a layer
         lambda p, x: (lambda y: F.relu(torch.cat([y, y], 1)))(p.first(x)),
@@ -63,7 +63,7 @@ def test_functions_are_computed_before_elements_are_moved(run: Run) -> None:
         lambda p, x: F.gelu(F.interpolate(p.first(x), (3, 12))),  # drops rows
         lambda p, x: F.gelu(p.first(x)[:, :4]),
         lambda p, x: F.gelu(F.pad(p.first(x), (1, -1, 0, 0))),
-        lambda p, x: torch.reciprocal(F.pad(p.first(x), (1, 1, 1, 1))),  # no number for the padding
+        lambda p, x: torch.reciprocal(F.pad(p.first(x), (1, 1, 1, 1))),  # no such number for the padding
         lambda p, x: torch.reciprocal(F.pad(p.first(x).abs(), (1, 1, 1, 1), value=1e-40)),
     ],
 )
@@ -72,10 +72,10 @@ def test_functions_that_stay_where_they_are(run: Run) -> None:
     assert _FUNCTIONS & {*ops(graph)}
 
 
-def test_padding_is_a_function_of_what_it_was() -> None:
+def test_padding_becomes_a_function_of_its_value() -> None:
     graph = after(lambda p, x: torch.sigmoid(F.pad(p.first(x), (1, 1, 1, 1))), fuse_expressions)
     assert node_of(graph, "pad2d").attributes["value"] == 0.5
-    # Zeros that stay zeros become padding of the next layer.
+    # If zeros stay zeros, they become padding of the next layer.
     graph = optimize(graph_of(lambda p, x: p.a(F.relu(F.pad(p.first(x), (1, 1, 1, 1))))), "fp32")
     assert not {"pad2d", "relu"} & {*ops(graph)}
 
@@ -101,7 +101,7 @@ def test_a_plan_has_two_steps(channels: int, tail: Callable[..., torch.Tensor], 
 
 
 def test_a_training_step_reads_results_where_gradients_do() -> None:
-    """The gradient of a ReLU reads its result, which the layer can compute; that of SiLU reads what it is given."""
+    """The gradient of a ReLU reads its result, which the layer can compute; that of SiLU reads its input."""
     x, target = torch.randn(2, 3, 4, 4), torch.randn(2, 4, 8, 8)
     for function, moves in ((torch.relu, True), (F.silu, False)):
         torch.manual_seed(0)
@@ -118,7 +118,7 @@ def test_a_training_step_reads_results_where_gradients_do() -> None:
 
 
 def test_a_function_stays_behind_a_cast() -> None:
-    """A layer in 16 bits would round its result."""
+    """A 16-bit layer would round its result."""
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.PixelShuffle(2)).bfloat16()
     x, target = torch.randn(2, 3, 6, 6).bfloat16(), torch.randn(2, 4, 8, 8)
     _, plan, (found, *_) = planned(model, lambda y, t: F.mse_loss(torch.relu(y.float()), t), x, target)

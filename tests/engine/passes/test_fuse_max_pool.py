@@ -1,4 +1,4 @@
-"""Pools that the convolution in front takes: where it pays, where it may not, in engines and in training steps."""
+"""Pools fused into the convolution before them: where it is faster, where it is not allowed, in engines and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.engine.plan.plan import Plan
 
 
 def _pooled(plan: Plan) -> list[str]:
-    """The names of the convolutions of a plan that take maxima."""
+    """Names of a plan's convolutions with a fused max pool."""
     problems = (step.lowered.problem.name for step in plan.steps if step.lowered is not None)
     return [name for name in problems if "pool" in name]
 
@@ -32,7 +32,7 @@ def _model(behind: Callable[[torch.Tensor], torch.Tensor], filters: int = 192) -
     return Model()
 
 
-def test_an_engine_takes_a_pool_where_nothing_else_reads_what_it_is_of() -> None:
+def test_an_engine_fuses_a_pool_if_its_input_has_no_other_reader() -> None:
     x = torch.rand(4, 3, 17, 16)
     model = _model(lambda y: F.max_pool2d(F.relu(y), 2)).eval()
     engine = escalade.compile(model, x, dtype="fp32", device="cpu")
@@ -56,8 +56,8 @@ def test_other_pools_stay(behind: Callable[[torch.Tensor], torch.Tensor]) -> Non
     assert not _pooled(escalade.compile(_model(behind).eval(), x, dtype="fp32", device="cpu").plan(x))
 
 
-def test_a_step_never_writes_what_a_pool_is_of() -> None:
-    """Its gradients are found by the places that the convolution writes."""
+def test_a_step_never_overwrites_a_pool_input() -> None:
+    """Its gradient uses the argmax indices that the convolution writes."""
     torch.manual_seed(0)
     model = _model(lambda y: F.max_pool2d(F.relu(y), 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Means that are taken in front of 1×1 convolutions, and those that are not means of the same pixels."""
+"""Means moved in front of 1×1 convolutions, and those that do not average the same pixels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Model(nn.Module):
     [
         (lambda y: F.avg_pool2d(y, 2), True),
         (lambda y: F.avg_pool2d(y, 3, 2, 1, count_include_pad=False), True),
-        (lambda y: F.avg_pool2d(y, 3, 2, 1), False),  # the padding is no pixel with the bias
+        (lambda y: F.avg_pool2d(y, 3, 2, 1), False),  # padding pixels lack the bias
         (lambda y: F.avg_pool2d(y, 2, divisor_override=3), False),
         (lambda y: (F.avg_pool2d(y, 2), y.amax((2, 3))), False),
     ],

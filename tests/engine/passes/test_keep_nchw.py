@@ -1,4 +1,4 @@
-"""Convolutions between conversions: in NCHW where that is faster, with right results for inputs in any memory."""
+"""Convolutions between conversions: in NCHW where that is faster, with right results for inputs of any strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in either order of dimensions: permutations that cost nothing, and conversions where they must be."""
+"""Images in either layout: free permutations, and conversions where needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANNELS = 8
 
 
 class Layers(nn.Module):
-    """Layers that a function of them and an image runs."""
+    """Layers run by a function of them and an image."""
 
     def __init__(self, run: Callable[[Layers, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def _inverted_bottleneck(m: Layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def _rolled(m: Layers, x: torch.Tensor) -> torch.Tensor:
-    """Rows of channels with something among them that has no form in front of a permutation."""
+    """Rows of channels with an operator in between that cannot move past a permutation."""
     rows = torch.roll(m.conv(x).permute(0, 2, 3, 1), 1, 1)
     return torch.softmax(m.square(m.norm(rows)), -1).permute(0, 3, 1, 2)
 
@@ -99,7 +99,7 @@ def test_rows_of_channels_are_the_bytes_of_an_image_in_nhwc() -> None:
     assert [step.is_alias for step in steps if step.node.op == "permute"] == [True]
     assert [step.is_alias for step in steps if step.node.op == "move"] == [
         False
-    ]  # the roll, of the other's bytes
+    ]  # the roll of the other's bytes
     layouts = {
         step.node.op: engine.plan(torch.randn(2, 3, 6, 6)).forms[step.node.name].layout for step in steps
     }
@@ -121,7 +121,7 @@ def test_images_that_come_in_nhwc_are_returned_so_and_never_converted() -> None:
 
 
 def test_odd_channels_that_are_returned_are_made_with_some_more_and_left_out() -> None:
-    """A norm behind them is the conversion's."""
+    """A norm after them is fused into the conversion."""
     model = nn.Sequential(nn.Conv2d(8, 21, 3, bias=False), nn.Sigmoid(), nn.BatchNorm2d(21)).eval()
     x = torch.randn(2, 8, 6, 6)
     settle(model, x)
@@ -134,8 +134,8 @@ def test_odd_channels_that_are_returned_are_made_with_some_more_and_left_out() -
 
 
 @pytest.mark.parametrize("name", ["squeeze_excite", "pad_reflect"])
-def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: str) -> None:
-    """Whatever lies behind them: gates read the mean over an image, which is the same in both."""
+def test_layout_agnostic_layers_read_inputs_of_the_plans_dtype(name: str) -> None:
+    """For any successor: gates read the mean over an image, which is the same in both layouts."""
     model = LAYERS[name]().eval()
     x = torch.randn(2, 64, 4, 6, generator=torch.Generator().manual_seed(0))
     engine = escalade.compile(model, x, dtype="fp16", device="twin")
@@ -143,7 +143,7 @@ def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: s
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=3e-3, atol=3e-3)
 
 
-def test_what_needs_no_layout_leaves_the_callers() -> None:
+def test_layout_agnostic_layers_keep_the_callers_layout() -> None:
     assert "convert" not in ops(_planned("without layers"))
 
 

@@ -1,4 +1,4 @@
-"""Convolutions of one image as one convolution: which are joined, which stay, and that results do."""
+"""Convolutions of one image merged into one: which are merged, which are not, and unchanged results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.engine.graphs import evaluate
 
 
 class Inception(nn.Module):
-    """A 1×1 that is a part of the result, and two in front of larger filters, the first with a `bias` or without, the
-    second with other activations if `apart`, or of `another` image."""
+    """A 1×1 that is part of the result, and two in front of larger filters, the first with or without a `bias`; the
+    second has another activation if `apart`, or reads another image if `another`."""
 
     def __init__(
         self, apart: bool = False, filters: int = 8, another: bool = False, bias: bool = True
@@ -66,13 +66,13 @@ def test_others_stay(model: nn.Module) -> None:
     assert not joined(made(model))
 
 
-def test_what_does_not_pay_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusions_that_do_not_pay_off_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Estimates, "us", lambda self, choice: float(choice.problem.filters) ** 2)
     assert not joined(made(Inception()))
 
 
 def test_readers_take_their_part_on_the_twin() -> None:
-    """Nothing is copied for them."""
+    """No copy is made for them."""
     torch.manual_seed(0)
     model, x = Inception().eval(), torch.randn(3, 8, 7, 7)
     engine = Engine(capture(model, (x,)), "fp16", torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Norms written out by a model: which become one LayerNorm, which stay, and that results do."""
+"""Norms written out by a model: which become one LayerNorm, which do not, and unchanged results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_norms_of_rows_and_of_channels_are_recognized() -> None:
             torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
 
 
-def test_what_only_resembles_a_norm_stays() -> None:
+def test_near_norms_stay() -> None:
     def other_mean(p: Parts, x: Tensor) -> Tensor:
         v = (x - x.mean(1, keepdim=True)).pow(2).mean(1, keepdim=True)
         return (x - x.mean(2, keepdim=True)) / torch.sqrt(v + 1e-6)

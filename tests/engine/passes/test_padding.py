@@ -1,4 +1,4 @@
-"""Zeros around an image become padding of what reads it, where that is the same."""
+"""Zeros around an image become padding of its reader, if equivalent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Model(nn.Module):
             True,
         ),  # of zeros, not of padding
         (Model((1, 1, 1, 1), 0.0, CONV, nn.MaxPool2d(3)), True),
-        (Model((1, 1, 1, 1), 0.0, CONV, nn.Identity()), True),  # a result itself
+        (Model((1, 1, 1, 1), 0.0, CONV, nn.Identity()), True),  # itself a result
         (Model((1, 1, 2, 2), 0.0, CONV), False),  # other rows than columns
     ],
 )

@@ -1,4 +1,4 @@
-"""Each rewriting by itself on small graphs: what it does, what it must leave alone, and that results stay."""
+"""Each pass alone on small graphs: its rewrites, the graphs it must not change, and unchanged results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, 
 TABLE = torch.linspace(-2, 2, 288).view(1, 8, 6, 6).expand(2, -1, -1, -1).contiguous()
 
 
-def test_what_is_done_twice_with_the_same_is_done_once() -> None:
+def test_repeated_work_is_done_once() -> None:
     def run(p: Parts, x: torch.Tensor) -> Any:
         y = p.first(x)
         gates = [torch.sigmoid(y.amax((2, 3), keepdim=True)) for _ in range(3)]
@@ -50,7 +50,7 @@ def test_what_is_done_twice_with_the_same_is_done_once() -> None:
 
 
 def test_weights_stay_within_the_range_of_their_type() -> None:
-    """Neither of the two is beyond it by itself."""
+    """Neither of the two alone exceeds it."""
     graph = graph_of(lambda p, x: p.n(p.a(p.first(x))))
     (norm,) = (node for node in graph if node.op == "batch_norm")
     graph.constants[norm.inputs["variance"]] = torch.full((8,), 1e-9)
@@ -91,7 +91,7 @@ def test_permutations_are_put_together_in_their_order() -> None:
     [
         lambda p, x: p.n(p.first(x)),  # with a bias
         lambda p, x: p.n(p.a(p.first(x).relu())),  # without
-        lambda p, x: p.m(p.first(x)),  # no scale of its own
+        lambda p, x: p.m(p.first(x)),  # without its own scale
         lambda p, x: p.fn(p.fc(p.first(x).flatten(1))),
     ],
 )
@@ -106,9 +106,9 @@ def test_batch_norm_is_folded(run: Callable[..., Any]) -> None:
     [
         lambda p, x: (lambda y: (p.n(y), y * 2))(p.first(x)),  # two users
         lambda p, x: (lambda y: (p.n(y), y))(p.first(x)),  # an output
-        lambda p, x: p.n(p.first(x).relu()),  # not right behind it
-        lambda p, x: p.rn(p.rows(p.first(x).flatten(2))),  # normalises rows
-        lambda p, x: p.n(x[:, :1].expand(-1, 8, -1, -1)),  # no layer in front
+        lambda p, x: p.n(p.first(x).relu()),  # not directly after it
+        lambda p, x: p.rn(p.rows(p.first(x).flatten(2))),  # normalizes rows
+        lambda p, x: p.n(x[:, :1].expand(-1, 8, -1, -1)),  # no layer before it
     ],
 )
 def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
@@ -130,7 +130,7 @@ def test_batch_norm_that_is_not_folded(run: Callable[..., Any]) -> None:
         ),
     ],
 )
-def test_what_a_model_adds_itself_is_folded_into_the_layer_in_front(
+def test_an_explicit_bias_is_folded_into_the_layer_before_it(
     run: Callable[..., Any], layers: list[str]
 ) -> None:
     graph = graph_of(run)
@@ -197,9 +197,9 @@ def test_another_value_is_read_on_the_way_out(run: Callable[..., Any], text: str
 @pytest.mark.parametrize(
     "run",
     [
-        lambda p, x: (lambda y: F.silu(p.a(y)) * y.mean((2, 3), keepdim=True))(p.first(x)),  # of other sizes
+        lambda p, x: (lambda y: F.silu(p.a(y)) * y.mean((2, 3), keepdim=True))(p.first(x)),  # other sizes
         lambda p, x: (lambda y: F.silu(y) * y)(p.first(x)),  # two readers
-        lambda p, x: (lambda y: F.silu(p.a(y) + y) * y)(p.first(x)),  # a residual already
+        lambda p, x: (lambda y: F.silu(p.a(y) + y) * y)(p.first(x)),  # already has a residual
     ],
 )
 def test_another_value_that_is_not_read_on_the_way_out(run: Callable[..., Any]) -> None:
@@ -210,16 +210,16 @@ def test_another_value_that_is_not_read_on_the_way_out(run: Callable[..., Any]) 
 @pytest.mark.parametrize(
     "run",
     [
-        lambda p, x: p.b(p.first(x)) + TABLE,  # of the sizes of the image: there is one batch size
+        lambda p, x: p.b(p.first(x)) + TABLE,  # as large as the image: there is one batch size
         lambda p, x: F.silu(p.b(p.first(x))) * TABLE,
         lambda p, x: F.silu(p.b(p.first(x))) * TABLE[:1],
         lambda p, x: F.silu(p.b(p.first(x))) + TABLE.int(),
-        lambda p, x: (lambda y: F.silu(p.a(y)) * y.sort(1).indices)(p.first(x)),  # whole numbers
-        lambda p, x: (lambda y: F.silu(p.a(y)) * (y.sort(1).values > 0))(p.first(x)),  # truth values
+        lambda p, x: (lambda y: F.silu(p.a(y)) * y.sort(1).indices)(p.first(x)),  # integers
+        lambda p, x: (lambda y: F.silu(p.a(y)) * (y.sort(1).values > 0))(p.first(x)),  # booleans
     ],
 )
 def test_kernels_read_values_of_their_own_type_on_the_way_out(run: Callable[..., Any]) -> None:
-    """A constant is packed for weights and does not lie as an image does."""
+    """A packed constant weight does not have an image's layout."""
     x = torch.randn(2, 3, 6, 6)
     graph = capture(Parts(run).eval(), (x,))
     for batch in (1, 2) if graph.is_batched else (2,):
@@ -291,7 +291,7 @@ def test_a_chain_of_additions_is_fused_once_a_convolution() -> None:
         lambda p, x: (lambda y, s: (p.wide(y) + s, s * 2))(p.first(x), p.short(p.first(x))),  # read again
         lambda p, x: (lambda y: p.wide(y) + F.relu(p.short(y)))(p.first(x)),
         lambda p, x: p.first(x) + F.conv2d(x, torch.ones(8, 3, 1, 1)),  # 3 channels
-        lambda p, x: (lambda s: p.a(s) + s)(p.b(p.first(x))),  # read as x too
+        lambda p, x: (lambda s: p.a(s) + s)(p.b(p.first(x))),  # also read as x
     ],
 )
 def test_shortcuts_that_are_not_fused(run: Callable[..., Any]) -> None:
@@ -355,10 +355,10 @@ def test_flattened_pixels_keep_their_order() -> None:
     graph = after(
         lambda p, x: (lambda f: (p.fc(f), f))(p.first(x).flatten(1)), reorder_flattened, assign_layouts
     )
-    assert "order" not in node_of(graph, "reshape").attributes  # the model returns it: PyTorch's order
+    assert "order" not in node_of(graph, "reshape").attributes  # the model returns it: PyTorch's layout
     assert ops(graph) == ["convert", "conv2d", "convert", "reshape", "linear"]
     graph = after(lambda p, x: p.fc(p.first(x).softmax(-1).flatten(1)), reorder_flattened)
-    assert "order" not in node_of(graph, "reshape").attributes  # planes are in PyTorch's order already
+    assert "order" not in node_of(graph, "reshape").attributes  # planes already have PyTorch's layout
 
 
 def test_values_are_converted_where_their_order_shows() -> None:
@@ -383,7 +383,7 @@ def test_constants_are_computed_once() -> None:
     assert ops(graph) == ["aten", "adaptive_avg_pool2d", "reshape", "pointwise"]
 
 
-def test_what_is_made_like_a_value_but_not_of_it_is_a_constant() -> None:
+def test_factories_like_a_value_are_constants() -> None:
     def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
         mask = x.new_zeros(x.shape[2:])
         mask[:2, 1:] = 1.0
@@ -394,7 +394,7 @@ def test_what_is_made_like_a_value_but_not_of_it_is_a_constant() -> None:
     assert set(ops(graph)) == {"pointwise"}
 
 
-def test_what_depends_on_the_batch_or_on_chance_is_not_a_constant() -> None:
+def test_batch_dependent_and_random_values_are_not_constants() -> None:
     def run(p: Parts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return p.n.bias.expand(x.shape[0], -1), x.new_zeros(x.shape[0], 2)
 
@@ -405,7 +405,7 @@ def test_what_depends_on_the_batch_or_on_chance_is_not_a_constant() -> None:
     assert any("rand_like" in node.attributes.get("target", "") for node in graph)
 
 
-def test_nothing_is_left_that_nobody_reads() -> None:
+def test_no_unread_value_is_left() -> None:
     graph = graph_of(lambda p, x: (p.a(p.first(x)).sum(), p.b(p.first(x)))[1])
     assert ops(graph) == ["conv2d", "conv2d"]
     assert len(graph.constants) == 4

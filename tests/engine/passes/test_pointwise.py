@@ -1,4 +1,4 @@
-"""Pointwise nodes that are joined, those that are not, and what a plan of them computes on the twin."""
+"""Merged pointwise nodes, those left alone, and results of their plan on the twin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expressions(run: Callable[..., Any], *passes: Callable[..., Any]) -> list[st
         (lambda p, x: (x.sin() * 2).relu() + x.cos(), ["sin(x) * 2", "cos(x)"]),  # not of this operator
     ],
 )
-def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
+def test_attention_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
     assert expressions(run, fuse_recognized) == joined
 
 
@@ -52,7 +52,7 @@ def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], j
         (lambda p, x: F.gelu(x + x.flip(1)) * 2, ["gelu(x + a) * 2"]),
     ],
 )
-def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
+def test_neighbors_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
     assert expressions(run, fuse_recognized, fuse_neighbors) == joined
 
 
@@ -62,13 +62,13 @@ def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> No
         (lambda p, x: x * x.mean((2, 3), True).sigmoid().expand_as(x), ["sigmoid(x)", "x * a"], 0),
         (lambda p, x: x + x.amax(1, True).repeat(1, x.shape[1], 1, 1), ["x + a"], 0),
         (lambda p, x: x / torch.arange(1.0, 7).view(6, 1).expand(6, 6).expand(3, 6, 6), ["x / a"], 0),
-        # Nobody else has its sizes.
+        # No other value has its sizes.
         (lambda p, x: x.mean((2, 3), True).expand(-1, -1, 2, 2) * 2, ["x * 2"], 1),
-        (lambda p, x: x * x[:, :, :3].repeat(1, 1, 2, 1), ["x * a"], 1),  # which is no size of one
+        (lambda p, x: x * x[:, :, :3].repeat(1, 1, 2, 1), ["x * a"], 1),  # not a dimension of size one
         (lambda p, x: torch.mul(*torch.broadcast_tensors(x, x.mean(1, True))), ["x * a"], 0),
     ],
 )
-def test_what_is_repeated_for_a_node_is_read_as_it_was(
+def test_values_recomputed_for_a_node_are_read_unchanged(
     run: Callable[..., Any], joined: list[str], left: int
 ) -> None:
     graph = after(run, read_unexpanded)
@@ -76,7 +76,7 @@ def test_what_is_repeated_for_a_node_is_read_as_it_was(
     assert sum("expand" in str(node) or "repeat" in str(node) for node in graph if node.op == "aten") == left
 
 
-def test_what_is_repeated_may_have_been_rounded_before() -> None:
+def test_recomputed_values_may_have_been_rounded_before() -> None:
     """The plan rounds all of its values, and drops the cast."""
 
     def run(p: Any, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_a_node_takes_no_more_than_eight_values() -> None:
 
 
 class Attention(nn.Module):
-    """Squeeze-and-excite, a scaled residual, positions, truth values, and results in both layouts."""
+    """Squeeze-and-excite, a scaled residual, positions, booleans, and results in both layouts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Attention(nn.Module):
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_kernels_compute_what_the_model_does(dtype: str) -> None:
+def test_kernels_match_the_model(dtype: str) -> None:
     torch.manual_seed(5)
     model = Attention().eval()
     graph = capture(model, (torch.randn(1, 8, 6, 6),))

@@ -1,4 +1,4 @@
-"""What is done on the way into a 1×1 convolution: what goes there, what stays, and that results do."""
+"""Prologues of 1×1 convolutions: which are fused, which are not, and unchanged results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[Parts, torch.Tensor], Any]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rungs with prologues that are worth taking wherever they can be, the simplest before the fastest."""
+    """Rungs with prologues that are preferred wherever possible, the simplest before the fastest."""
     monkeypatch.setattr(Direct, "last_resort", False)
     for rung, us in ((Direct, 0.0), (Resident, 0.1)):
         estimate = rung.estimate
@@ -50,12 +50,12 @@ def prologues(graph: Graph) -> list[str]:
 
 
 def side_by_side(runs: Iterable[Run]) -> Run:
-    """All of them in one graph, each with an image of its own: what two do with the same one is done once."""
+    """All of them in one graph, each with its own image; common work on the same image is done once."""
     return lambda p, x: tuple(run(p, x.roll(number, 3)) for number, run in enumerate(runs))
 
 
 def pooled(p: Parts, x: torch.Tensor) -> torch.Tensor:
-    """An image behind something that takes nothing on its way out."""
+    """An image after a node without a fusable epilogue."""
     return F.max_pool2d(p.first(x), 3, 1, 1)
 
 
@@ -69,7 +69,7 @@ def normed(p: Parts, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_done_with_pixels_is_done_by_the_convolution() -> None:
+def test_elementwise_work_on_pixels_is_fused_into_the_convolution() -> None:
     cases: dict[str, Run] = {
         "relu(gain * x + shift)": lambda p, x: p.b(normed(p, x)),
         "gain * x + shift": lambda p, x: p.short(p.m(pooled(p, x))),
@@ -83,22 +83,22 @@ def test_what_is_done_with_pixels_is_done_by_the_convolution() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_stays_a_step_of_its_own() -> None:
+def test_unfused_steps_stay_separate() -> None:
     cases: list[Run] = [
         lambda p, x: (lambda y: (p.b(y), p.a(y)))(normed(p, x)),  # read twice
         lambda p, x: (lambda y: (p.b(y), y))(normed(p, x)),  # an output
         lambda p, x: (lambda y: p.b(y) + y)(normed(p, x)),  # read as a residual too
         lambda p, x: p.a(normed(p, x)),  # 3x3
-        lambda p, x: F.conv2d(normed(p, x), p.b.weight, padding=1),  # zeros around what it makes
+        lambda p, x: F.conv2d(normed(p, x), p.b.weight, padding=1),  # its result is zero-padded
         lambda p, x: F.conv2d(normed(p, x), p.b.weight[:, :4], groups=2),
-        lambda p, x: p.b(pooled(p, x) * x.mean((1,), keepdim=True)),  # a factor for each pixel
+        lambda p, x: p.b(pooled(p, x) * x.mean((1,), keepdim=True)),  # a factor per pixel
         lambda p, x: p.b(pooled(p, x) * p.a(p.first(x))),  # another image
     ]
     assert not prologues(made(side_by_side(cases)))
 
 
 def test_the_mean_of_a_convolution_is_that_of_its_means() -> None:
-    """Which takes the norm in front as well, as DenseNet has it between its blocks."""
+    """It also fuses the preceding norm, as in DenseNet's transitions."""
     graph = made(lambda p, x: F.avg_pool2d(p.b(normed(p, x)), 2))
     pool, conv = tuple(graph)[-3:-1]
     assert (pool.op, conv.op) == ("avg_pool2d", "conv2d") and conv.inputs["x"] == pool.name
@@ -111,7 +111,7 @@ def test_means_that_stay_behind() -> None:
         lambda p, x: F.avg_pool2d(p.b(pooled(p, x)), 2, divisor_override=3),
         lambda p, x: F.avg_pool2d(p.b(pooled(p, x)), 3, 2, 1),  # zeros count
         lambda p, x: F.avg_pool2d(p.a(pooled(p, x)), 2),  # 3x3
-        lambda p, x: (lambda y: (F.avg_pool2d(y, 2), y))(p.b(pooled(p, x))),  # read otherwise too
+        lambda p, x: (lambda y: (F.avg_pool2d(y, 2), y))(p.b(pooled(p, x))),  # also read by another node
         lambda p, x: (lambda y: F.avg_pool2d(p.b(y) + y, 2))(pooled(p, x)),
     ]
     graph = made(side_by_side(cases))
@@ -119,12 +119,12 @@ def test_means_that_stay_behind() -> None:
     assert [graph.nodes[node.inputs["x"]].op for node in means] == ["conv2d"] * len(cases)
 
 
-def test_what_only_a_last_resort_does_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_last_resort_rung_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Resident, "supports_prologue", False)
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
 
-def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_that_take_longer_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     for rung in (Direct, Resident):
         monkeypatch.setattr(rung, "last_resort", False)
         monkeypatch.setattr(rung, "estimate", lambda self, p, config: 1e3)
@@ -153,9 +153,9 @@ def test_the_kernels_compute_it(dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_image_is_read_where_it_lies_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in DenseNet: what is normalised and read is a part of what is joined next."""
-    monkeypatch.setattr(Direct, "supports_prologue", False)  # it takes images by themselves
+def test_an_image_inside_a_larger_buffer_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in DenseNet: the normalized input becomes part of the next concatenation."""
+    monkeypatch.setattr(Direct, "supports_prologue", False)  # its kernel handles images separately
 
     def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
         y = pooled(p, x)
@@ -167,7 +167,7 @@ def test_an_image_is_read_where_it_lies_among_others(monkeypatch: pytest.MonkeyP
 
 
 def run_on_twin(run: Run, dtype: str, most: float) -> list[str]:
-    """The convolutions of a network whose result, by its kernels, is that of float64 but for so much."""
+    """The convolutions of a network whose result by kernels matches float64 within a tolerance."""
     graph, x = graph_of(run), torch.randn(2, 3, 6, 6)
     engine = Engine(graph, dtype, "twin")
     wide = graph.copy()
@@ -182,7 +182,7 @@ def run_on_twin(run: Run, dtype: str, most: float) -> list[str]:
     [
         ("mobilenet_v3", ["x * gate"], {"pointwise": 0}),
         ("efficientnet", ["x * gate"], {"pointwise": 0}),
-        ("densenet", ["relu(gain * x + shift)"] * 4, {"batch_norm": 1}),  # that in front of the mean
+        ("densenet", ["relu(gain * x + shift)"] * 4, {"batch_norm": 1}),  # the one before the mean
     ],
 )
 def test_networks_have_nothing_left_in_front_of_their_convolutions(

@@ -1,4 +1,4 @@
-"""Networks in FP8 and INT8: calibrated, quantized, close to fp32, and saved with what they were calibrated to."""
+"""Networks in FP8 and INT8: calibrated, quantized, close to fp32, and saved with their calibration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOLERANCE = {"fp8": 0.06, "int8": 0.015}
 
 
 class Block(nn.Module):
-    """A ResNet's: its shortcut is a 1x1 convolution where the size changes."""
+    """ResNet block: its shortcut is a 1x1 convolution where the size changes."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ def test_results_are_close_to_fp32(dtype: str, network: nn.Module) -> None:
 
 
 @each_dtype
-def test_the_kernels_do_what_the_references_do(dtype: str, network: nn.Module) -> None:
-    """But for sums on the edge between two codes: there a last bit decides about one part in 16."""
+def test_the_kernels_match_the_references(dtype: str, network: nn.Module) -> None:
+    """Except for sums on the boundary between two codes: there a last bit changes one part in 16."""
     x = torch.randn(2, 3, 12, 12)
     by_pytorch = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     by_kernels = compile(network, x, dtype=dtype, device="twin", calibration=batches())
@@ -139,7 +139,7 @@ def test_values_between_convolutions_are_stored_in_bytes(dtype: str, network: nn
 
 
 @each_dtype
-def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
+def test_explain_shows_quantized_steps(dtype: str, network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
     engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
     explanation = explain_plan(engine.plan(x))
@@ -155,7 +155,7 @@ def test_explain_says_what_is_quantised(dtype: str, network: nn.Module) -> None:
 def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)  # however small the image is
+    monkeypatch.setattr(quantize, "NS_PER_LAUNCH", 0.0)  # for the smallest image
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(5, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 128, 3), nn.Sigmoid()
@@ -169,7 +169,7 @@ def test_a_convolution_whose_channels_do_not_fit_stays_in_fp16(
 
 @each_dtype
 def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "NS_A_LAUNCH", 0.0)
+    monkeypatch.setattr(quantize, "NS_PER_LAUNCH", 0.0)
 
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -193,7 +193,7 @@ def test_a_value_that_others_read_too_is_kept_and_copied(dtype: str, monkeypatch
 
 
 @each_dtype
-def test_what_lies_beyond_the_calibrated_range_saturates(dtype: str, network: nn.Module) -> None:
+def test_values_beyond_the_calibrated_range_saturate(dtype: str, network: nn.Module) -> None:
     x = torch.randn(2, 3, 12, 12)
     engine = compile(network, x, dtype=dtype, device="cpu", calibration=[x / 100])
     assert bool(engine(x).isfinite().all())
@@ -255,7 +255,7 @@ def test_errors(dtype: str, network: nn.Module) -> None:
 
 @each_dtype
 def test_light_layers_are_not_worth_a_copy(dtype: str) -> None:
-    """1x1 layers behind a grouped one stay in fp16; behind a stem or depthwise layer that stores bytes they do not."""
+    """1x1 layers after a grouped one stay in fp16; after a stem or depthwise layer that stores bytes they do not."""
     torch.manual_seed(2)
     x = torch.randn(1, 3, 16, 16)
     stem = (nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU())
@@ -269,7 +269,7 @@ def test_light_layers_are_not_worth_a_copy(dtype: str) -> None:
 
 
 def test_methods_choose_ranges() -> None:
-    """Of a normal value with one outlier: the maximum covers it, the percentile does not."""
+    """A normal distribution with one outlier: the maximum covers it, the percentile does not."""
     torch.manual_seed(3)
     values = torch.randn(200_000).relu()
     values[7] = 40.0
@@ -286,23 +286,23 @@ def test_methods_choose_ranges() -> None:
         return float(((values / step).round().clamp(-128, 127) * step - values).square().sum())
 
     assert all(error(chosen["mse"]) <= 1.02 * error(range) for range in (5.0, 10.0, 20.0, 30.0, 40.0))
-    for range in (4.0, 40.0):  # the estimate of the error is that of quantizing
+    for range in (4.0, 40.0):  # the estimated error is that of quantizing
         seen = found.calibrated(range, "int8")
         assert seen.snr_db == pytest.approx(
             10 * math.log10(float(values.square().sum()) / error(range)), abs=0.5
         )
         assert seen.saturated == pytest.approx(float((values > range).float().mean()), abs=1e-5)
-    assert METHODS["mse"](found, "fp8") > 20.0  # e4m3 has as many bits for small values
+    assert METHODS["mse"](found, "fp8") > 20.0  # e4m3 has equally many bits for small values
     empty = Histogram.empty()
     empty.add(torch.zeros(5))
     assert [method(empty, "int8") for method in METHODS.values()] == [0.0] * len(METHODS)
 
 
 @each_dtype
-def test_the_report_shows_what_is_quantized_and_kept(
+def test_the_report_lists_quantized_and_kept_layers(
     dtype: str, network: nn.Module, tmp_path: pathlib.Path
 ) -> None:
-    x = torch.randn(2, 3, 96, 96)  # enough products to be worth a copy
+    x = torch.randn(2, 3, 96, 96)  # enough products to outweigh a copy
     kept = {"fp16": ["blocks.0.first"]}
     batches = [x]
     engine = compile(

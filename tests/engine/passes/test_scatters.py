@@ -1,4 +1,4 @@
-"""Parts of values that a model writes over."""
+"""Parts of values that a model overwrites."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def at_an_end(x: torch.Tensor) -> torch.Tensor:
         (at_an_end, 1),
     ],
 )
-def test_what_is_written_is_read_where_it_comes_from(
+def test_written_values_are_read_from_their_source(
     function: Callable[[torch.Tensor], torch.Tensor], joined: int
 ) -> None:
     model, x = Model(function), torch.randn(2, 8, 4, 6)

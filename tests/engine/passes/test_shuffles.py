@@ -1,4 +1,4 @@
-"""Channels in another order: left to weights where that can be, one kernel where not, and nothing for PyTorch."""
+"""Channel permutations: folded into weights if possible, else one kernel, and nothing left to PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = (3, 16, 16)
 
 
 class Halved(nn.Module):
-    """Two branches of an image to half its size, both dealt out in turns."""
+    """Two branches that halve the image, then interleaved."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Halved(nn.Module):
 
 
 class Grouped(nn.Module):
-    """1x1 convolutions in groups, with their channels dealt out between them."""
+    """Grouped 1x1 convolutions with a channel shuffle in between."""
 
     def __init__(self, width: int, groups: int, stride: int) -> None:
         super().__init__()
@@ -88,19 +88,19 @@ def test_networks_that_shuffle_are_right(make: Callable[[], nn.Module], device: 
     agree(make(), device, dtype)
 
 
-def test_a_half_that_goes_on_is_moved_once_and_the_rest_is_left_to_weights() -> None:
-    """Also with 10 channels, which lie nowhere that wide accesses may: 16 of them do."""
+def test_a_passed_on_half_is_moved_once_and_the_rest_is_folded_into_weights() -> None:
+    """Also with 10 channels, too misaligned for wide accesses: 16 of them are aligned."""
     for width in (20, 32):
         model = by_halves(width)
         found = kinds(model)
-        assert found.count("shuffle") == 2  # of each block that passes a half on
+        assert found.count("shuffle") == 2  # per block that passes half of its channels on
         assert not {"slice", "permute", "reshape", "aten"} & {*found[:-2]}
         assert not any(step.in_pytorch for step in planned(model, SHAPE, "fp16").steps)
     assert not copies(planned(by_halves(32), SHAPE, "fp16"))
 
 
 def test_layers_between_have_channels_that_fill_up_an_access() -> None:
-    """29 channels, half of 58, are 32 from one layer to the next."""
+    """29 channels, half of 58, are padded to 32 between layers."""
     graph = optimize(capture(by_halves(58).eval(), (torch.randn(2, *SHAPE),)), "fp16")
     made = [node.shape[1] for node in graph if node.op in ("conv2d", "shuffle", "concatenate")]
     assert 64 in made and all(isinstance(width, int) and not width % 8 for width in made)
@@ -128,7 +128,7 @@ def _shuffled(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["nothing", "norm", "pool", "pointwise", "depthwise"],
 )
-def test_what_does_one_thing_with_each_channel_passes_the_order_on(between: nn.Module) -> None:
+def test_channelwise_nodes_pass_a_channel_order_on(between: nn.Module) -> None:
     model = Model(
         lambda x, between, last: last(between(_shuffled(x.sin()))), between=between, last=nn.Conv2d(16, 8, 3)
     )
@@ -136,7 +136,7 @@ def test_what_does_one_thing_with_each_channel_passes_the_order_on(between: nn.M
     agree(model, "cpu", "fp32", (16, 10, 10))
 
 
-def test_filters_in_front_take_an_order_that_nobody_behind_takes() -> None:
+def test_earlier_filters_take_a_channel_order_that_no_reader_takes() -> None:
     model = Model(
         lambda x, first, last: last(_shuffled(first(x))),
         first=nn.Conv2d(8, 16, 1),
@@ -164,8 +164,8 @@ def test_results_are_in_the_order_of_the_model() -> None:
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_filters_of_zeros_stay_away_from_what_is_infinite_of_zero() -> None:
-    """Padding is for channels that others may multiply with zero."""
+def test_zero_filters_are_not_multiplied_by_infinity() -> None:
+    """Padded channels are only for readers that multiply them with zero."""
 
     def joined(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
         parts = [torch.log(layers[name](x).abs()) for name in ("left", "right")]

@@ -1,4 +1,4 @@
-"""What is stacked and reduced over the new dimension is a function of the items."""
+"""A stack reduced over the new dimension becomes a function of its items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split(p: Parts, x: torch.Tensor) -> torch.Tensor:
 
 
 def weighted(p: Parts, x: torch.Tensor) -> torch.Tensor:
-    """Branches by weights that all of them decide on."""
+    """Branches weighted by a function of all of them."""
     found = branches(p, x)
     weights = found.sum(1).mean((2, 3)).repeat(1, 3).view(-1, 3, 8, 1, 1).softmax(1)
     return (found * weights + found[:, :1]).sum(1)
@@ -69,10 +69,10 @@ def test_items_are_not_stacked(run: Run) -> None:
         lambda p, x: torch.stack([p.first(x)], 1).sum(1),
         lambda p, x: torch.stack([p.first(x) * number for number in range(9)], 1).sum(1),
         lambda p, x: torch.cat([p.first(x), p.a(p.first(x))], 1).sum(1),
-        lambda p, x: p.first(x).unflatten(1, (2, 4)).sum(1),  # slices that are not aligned
-        lambda p, x: p.first(x).unflatten(1, (4, 2)).sum(2),  # channels that are not adjacent
+        lambda p, x: p.first(x).unflatten(1, (2, 4)).sum(1),  # misaligned slices
+        lambda p, x: p.first(x).unflatten(1, (4, 2)).sum(2),  # nonadjacent channels
     ],
 )
-def test_what_stays_stacked(run: Run) -> None:
+def test_unresolved_stacks_stay(run: Run) -> None:
     found = ops(after(run, resolve_stacks))
     assert "aten" in found or "reduce" in found

@@ -1,4 +1,4 @@
-"""Rewritings of typed graphs, those of training steps: what each value is, and of which type, stays."""
+"""Rewrites of typed graphs, those of training steps: values and their dtypes are unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def joint_of(run: Callable[..., torch.Tensor], autocast: torch.dtype | None = No
 
 
 def results(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Evaluate a typed graph with every value in the type that the graph declares."""
+    """Evaluate a typed graph with every value in its declared dtype."""
     values = {**values, **graph.constants}
     for node in graph:
         inputs = {role: values[name] for role, name in node.inputs.items()}
@@ -51,7 +51,7 @@ def given_to(graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def test_an_input_is_cast_to_every_type_that_is_read() -> None:
-    """Two casts of one input are one input each, of its own type; two to the same type are one."""
+    """Two casts of one input become two inputs, one per dtype; two to the same dtype become one."""
     casts: Callable[..., torch.Tensor] = lambda p, x: (  # noqa: E731
         p.conv(x) + x.half().float() + x.bfloat16().float() * x.half().sin().float()
     )
@@ -70,7 +70,7 @@ def test_an_input_is_cast_to_every_type_that_is_read() -> None:
 
 
 def test_a_cast_that_is_returned_is_computed() -> None:
-    """An input that is a result would be the caller's own tensor."""
+    """An input that is also a result would be the caller's own tensor."""
     _, joint = joint_of(lambda p, x: p.conv(x) + x.half().float())
     graph = joint.graph.copy()
     (cast,) = (node for node in graph if node.dtype == "float16" and node.inputs.keys() == {"x"})
@@ -79,13 +79,13 @@ def test_a_cast_that_is_returned_is_computed() -> None:
 
 
 def test_layers_take_no_operand_of_another_type() -> None:
-    """A kernel reads all that it adds or multiplies in the type that it writes."""
+    """A kernel reads all terms and factors in the dtype that it writes."""
     runs: list[Callable[..., torch.Tensor]] = [
         lambda p, x: p.conv(x) + x,
         lambda p, x: torch.sigmoid(p.conv(x)) * x,
         lambda p, x: torch.sigmoid(p.conv(x)) * x.half(),
         lambda p, x: p.conv(x) + p.other(x).float(),
-        lambda p, x: torch.sigmoid(p.conv(x)) * p.other(x),  # of one type
+        lambda p, x: torch.sigmoid(p.conv(x)) * p.other(x),  # same dtype
     ]
     fused = 0
     for run in runs:

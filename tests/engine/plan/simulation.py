@@ -1,6 +1,6 @@
-"""Plans executed over their own memory, with PyTorch in the place of kernels.
+"""Plans executed over their own memory, with PyTorch in place of kernels.
 
-What the twin finds wrong in a plan's places and lifetimes this finds too, without compiling a kernel: every step reads
+Finds the same errors in a plan's offsets and lifetimes as the twin, without compiling a kernel: every step reads
 its values from the arena and writes its result there. Workspaces are filled with garbage before and after their step.
 """
 
@@ -22,7 +22,7 @@ GARBAGE = 0xFF
 
 
 def executed(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return what a plan of floating-point values gives, run over memory of the test's own."""
+    """Return the results of a floating-point plan, run over the test's own memory."""
     constants = _constants(plan)
     values = PlanValues(plan, torch.full((plan.arena_bytes,), GARBAGE, dtype=torch.uint8), {})
     for name, tensor in inputs.items():
@@ -60,7 +60,7 @@ def executed(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tenso
 
 
 def expected(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return what the plan's graph computes, every value in a tensor of its own."""
+    """Return the results of the plan's graph, with every value in a separate tensor."""
     constants = _constants(plan)
     values = dict(inputs)
     for step in plan.steps:
@@ -81,13 +81,13 @@ def _constants(plan: Plan) -> dict[ConstantForm, torch.Tensor]:
 
 
 def check_execution(plan: Plan, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Require that a plan's places hold what its graph computes of these inputs, and return that."""
+    """Require that a plan's memory holds the results of its graph for these inputs, and return them."""
     inputs = {
         given.name: tensor.to(plan.forms[given.name].dtype)
         for given, tensor in zip(plan.graph.inputs, tensors, strict=True)
     }
     results = executed(plan, inputs)
-    # A value that was overwritten is another by far; rounding in another order is not meant.
+    # An overwritten value is far off; the tolerance is for rounding in another order.
     close = 1e-2 if plan.dtype == "fp16" else 1e-3
     torch.testing.assert_close(results, expected(plan, inputs), rtol=close, atol=close)
     return results

@@ -1,4 +1,4 @@
-"""Places in the arena: nothing alive is overwritten, and not more memory is taken than there are values."""
+"""Offsets in the arena: no live value is overwritten, and the arena is no larger than its values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _rounded(size: int) -> int:
 
 
 @given(_lifetimes())
-def test_values_that_live_at_the_same_time_lie_apart(values: list[Lifetime]) -> None:
+def test_values_that_live_at_the_same_time_do_not_overlap(values: list[Lifetime]) -> None:
     arena = assign_offsets(values)
     assert set(arena.offsets) == {value.name for value in values}
     for value in values:
@@ -39,7 +39,7 @@ def test_values_that_live_at_the_same_time_lie_apart(values: list[Lifetime]) -> 
 
 
 @given(_lifetimes())
-def test_the_whole_is_between_what_is_needed_at_once_and_the_sum(values: list[Lifetime]) -> None:
+def test_the_total_is_between_the_peak_and_the_sum(values: list[Lifetime]) -> None:
     arena = assign_offsets(values)
     steps = range(-1, 22)
     needed = max(sum(_rounded(v.bytes) for v in values if v.first <= step <= v.last) for step in steps)

@@ -1,4 +1,4 @@
-"""Constants of several plans: shared where they are the same to the bit, and made in each form that a kernel wants."""
+"""Constants of several plans: shared if bitwise identical, and converted to each form that a kernel needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def test_constants_are_shared_only_if_they_are_the_same_to_the_bit() -> None:
     def variants() -> list[torch.Tensor]:
-        square = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # its own transpose, so that strides alone differ
+        square = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # a symmetric matrix, so that only strides differ
         negative = torch.tensor([[1.0, -0.0], [0.0, 1.0]])
         images = torch.ones(2, 2, 2, 2)
         nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
@@ -51,7 +51,7 @@ def test_constants_are_shared_only_if_they_are_the_same_to_the_bit() -> None:
         assert _is_same(second, other)
 
 
-def test_a_constant_is_made_in_each_form_that_is_asked_for() -> None:
+def test_a_constant_is_converted_to_each_requested_form() -> None:
     weight = torch.randn(4, 3, 2, 2)
     graph = graph_with(w=weight)
     made = ConstantCache("fp16", CPU)
@@ -66,7 +66,7 @@ def test_a_constant_is_made_in_each_form_that_is_asked_for() -> None:
 
 
 def test_programs_share_packed_weights_and_no_counters() -> None:
-    """Two programs may run at the same time: what one counts would be counted by the other too."""
+    """Two programs may run concurrently: shared counters would mix."""
     weights = Workspace("packed", 64)
     plan = cast(Any, SimpleNamespace(persistent={"a": weights, "b": replace(weights, zeroed=True)}))
     first = allocate_persistent(plan, CPU, {})

@@ -32,7 +32,7 @@ class Positions(nn.Module):
 
 
 def _captured_on_meta(model: nn.Module, x: torch.Tensor) -> Graph:
-    """A graph whose factory calls name another device than the one that engines here run on."""
+    """A graph whose factory calls name a device other than the one that engines here use."""
     graph = capture(model, (x,))
 
     def elsewhere(leaf: object) -> object:

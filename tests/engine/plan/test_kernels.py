@@ -1,4 +1,4 @@
-"""What is done for a plan's kernels before any of them is made ready."""
+"""Preparations for a plan's kernels before any of them is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.engine.plan import kernels
 from tests.bench.fake import SOURCE
 
 
-def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_left_to_its_step(
+def test_kernels_compiled_for_a_plan_are_loaded_and_failures_are_left_to_their_steps(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
@@ -32,7 +32,7 @@ def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_
 
     monkeypatch.setattr(kernels, "load", load)
     one, other = (Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": slip}) for slip in (1.0, 2.0))
-    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
+    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is undefined
     plan: Any = SimpleNamespace(programs=(one, broken, other, one))
     kernels.compile_plans([plan], torch.device("cuda", 3))
     assert len(loaded) == 2 and {*loaded} == {(one, 3), (other, 3)}

@@ -1,4 +1,4 @@
-"""Movements that kernels do where PyTorch would copy, and what stays PyTorch's."""
+"""Movements done by kernels where PyTorch would copy, and those left to PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Forward = Callable[..., torch.Tensor]
 
 
 def planned(forward: Forward, x: torch.Tensor, **layers: nn.Module) -> Plan:
-    """The plan for an H200, in fp16."""
+    """Return the fp16 plan for an H200."""
     graph = capture(Model(forward, **layers).eval(), (x,))
     graph = for_batch(optimize(graph, "fp16"), "fp16", x.shape[0], card=H200)
     plan = make_plan(graph, "fp16", H200, {graph.inputs[0].name: InputFormat.of(x)})
@@ -33,25 +33,25 @@ def planned(forward: Forward, x: torch.Tensor, **layers: nn.Module) -> Plan:
 
 
 def copies(plan: Plan) -> list[int]:
-    """The parts of each copy that a kernel makes."""
+    """The parts of each copy done by a kernel."""
     lowered = [step.lowered for step in plan.steps if step.lowered is not None]
     return [len(one.problem.parts) for one in lowered if one.operation is COPY]  # type: ignore[attr-defined]
 
 
 def soft(x: torch.Tensor) -> torch.Tensor:
-    """A kernel that reads rows, and writes them."""
+    """A kernel that reads and writes rows."""
     return torch.softmax(x, -1)
 
 
 def windows(x: torch.Tensor) -> torch.Tensor:
-    """An image of rows of channels cut into windows, and put together again."""
+    """Image of channel rows partitioned into windows and reassembled."""
     cut = soft(x).view(2, 2, 2, 2, 3, 5).permute(0, 1, 3, 2, 4, 5).reshape(8, 6, 5)
     back = soft(cut).view(2, 2, 2, 2, 3, 5).permute(0, 1, 3, 2, 4, 5).reshape(2, 4, 6, 5)
     return soft(back)
 
 
 def merged(x: torch.Tensor) -> torch.Tensor:
-    """Every second row and column beside the others."""
+    """Every second row and column, concatenated."""
     x = soft(x)
     return soft(torch.cat([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1))
 
@@ -79,7 +79,7 @@ MOVING: dict[str, tuple[Forward, tuple[int, ...], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_what_only_moves_is_a_kernels(name: str) -> None:
+def test_pure_movements_are_kernels(name: str) -> None:
     forward, shape, expected = MOVING[name]
     x = torch.randn(2, *shape)
     plan = planned(forward, x)
@@ -89,7 +89,7 @@ def test_what_only_moves_is_a_kernels(name: str) -> None:
 
 
 def test_several_dimensions_of_an_image_are_the_same_bytes_in_nhwc() -> None:
-    """Patches as a vision transformer has them: nothing moves between the convolution and the norm."""
+    """Patches of a vision transformer: nothing moves between the convolution and the norm."""
     plan = planned(
         lambda x, patches, norm: norm(patches(x).flatten(2).transpose(1, 2)),
         torch.randn(2, 64, 8, 8),
@@ -118,7 +118,7 @@ def test_single_channels_are_joined_at_once_behind_their_kernels() -> None:
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_fits_is_in_place_and_the_rest_is_copied_beside_it() -> None:
+def test_fitting_values_are_in_place_and_the_rest_is_copied_beside_them() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([F.max_pool2d(x, 2), x.amax((2, 3), keepdim=True).expand(-1, -1, 4, 4)], 1).sin()
 
@@ -129,8 +129,8 @@ def test_what_fits_is_in_place_and_the_rest_is_copied_beside_it() -> None:
     assert plan.forms[step.node.inputs["x0"]].pitch == 32
 
 
-def test_views_of_what_pytorch_makes_and_reads_stay_views() -> None:
-    """Attention takes its operands apart, and gives what may lie in any order."""
+def test_views_of_pytorch_results_read_by_pytorch_stay_views() -> None:
+    """Attention reads operands of any strides, and writes results of any strides."""
 
     def forward(x: torch.Tensor, inner: nn.Module, outer: nn.Module) -> torch.Tensor:
         q, k, v = inner(x).reshape(2, 6, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)

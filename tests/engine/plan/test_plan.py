@@ -1,4 +1,4 @@
-"""Plans: who does each step, which values share memory, and that everything lies inside the arena."""
+"""Plans: who runs each step, which values share memory, and that everything is inside the arena."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def resnet18() -> Graph:
 
 
 def test_a_result_that_its_room_does_not_hold_is_refused() -> None:
-    """However a graph comes by false sizes: no kernel is launched over them."""
+    """For any graph with wrong sizes: no kernel is launched over them."""
     graph = capture(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), (torch.randn(2, 8, 6, 6),))
     graph.nodes = {name: replace(node, shape=(*node.shape[:3], 3)) for name, node in graph.nodes.items()}
     with pytest.raises(UnsupportedError, match=r"writes 1024 bytes .*\[2, 8, 4, 3\].* takes 768"):
@@ -87,10 +87,10 @@ def small() -> list[Graph]:
 
 
 def intervals(plan: Plan) -> dict[str, tuple[int, int]]:
-    """The first and the last step at which each value's bytes matter, found without the plan's own bookkeeping.
+    """Return the first and last step at which each value's bytes matter, found without the plan's own bookkeeping.
 
-    Values that have no place in the arena are not among them; but where those may be views, what they are views of
-    matters as long as they do.
+    Values without a place in the arena are excluded; but if they may be views, their base must live as long
+    as they do.
     """
     found = {given.name: (-1, -1) for given in plan.graph.inputs}
     for number, step in enumerate(plan.steps):
@@ -109,7 +109,7 @@ def intervals(plan: Plan) -> dict[str, tuple[int, int]]:
 
 
 def check_memory(plan: Plan) -> None:
-    """No step writes over bytes that a later step, or itself, still reads as another value."""
+    """No step overwrites bytes that a later step, or the step itself, still reads as another value."""
     alive = intervals(plan)
     parted = {
         step.node.name for step in plan.steps if Concatenate.matches(step.node) or Slice.matches(step.node)
@@ -126,7 +126,7 @@ def check_memory(plan: Plan) -> None:
         return low, low + form.bytes + behind
 
     def meet(one: str, other: str) -> bool:
-        """Whether two values have bytes in common, which those with rows between each other's have not."""
+        """Return True if two values share bytes; values with interleaved rows do not."""
         (low, high), (other_low, other_high) = place(one), place(other)
         if low >= other_high or other_low >= high:
             return False
@@ -140,7 +140,7 @@ def check_memory(plan: Plan) -> None:
         return distance < other_row or pitch - distance < row
 
     def joined_in(node: Node) -> set[str]:
-        """A node's result, and what lies in it where it joins what it does not copy."""
+        """A node's result, and its members if it is a concatenation without copies."""
         found = {node.name}
         if Concatenate.matches(node):
             for role, name in node.inputs.items():
@@ -160,7 +160,7 @@ def check_memory(plan: Plan) -> None:
     }
 
     def lies_in(name: str, wholes: set[str]) -> bool:
-        """Return whether a value is one of these, or a range of one."""
+        """Return True if a value is one of these, or a range of one."""
         return origin(name) in wholes or (origin(name) in ranges and lies_in(ranges[origin(name)], wholes))
 
     for name in alive:
@@ -188,7 +188,7 @@ def check_memory(plan: Plan) -> None:
                 continue
             if not meet(step.node.name, other):
                 continue
-            # What overlaps is read for the last time, by this step, as the value it may overwrite.
+            # Overlapping values are read for the last time by this step, as the value it may overwrite.
             assert in_place is not None and origin(other) == origin(in_place) and last == number, (
                 step,
                 other,
@@ -219,7 +219,7 @@ def test_resnet18_takes_little_more_than_three_values(resnet18: Graph) -> None:
     check_memory(plan)
     assert not plan.fallbacks
     image, largest = 32 * 3 * 224 * 224 * 4, 32 * 64 * 56 * 56 * 2
-    # A block's input, its middle and its result; the image is the caller's.
+    # A block's input, its intermediate value and its result; the image is the caller's.
     assert 3 * largest <= plan.arena_bytes < 1.05 * 3 * largest
     assert plan.outside_bytes == image + 32 * 1000 * 4
     assert plan.arena_bytes < 0.4 * sum(form.bytes for form in plan.forms.values())
@@ -292,7 +292,7 @@ def test_one_pixel_and_one_channel_need_no_conversion() -> None:
         check_memory(plan)
 
 
-def test_activations_take_their_inputs_place_where_nobody_else_reads_it() -> None:
+def test_activations_overwrite_their_input_if_it_has_no_other_reader() -> None:
     plan = of(lambda p, x: F.relu(x.roll(1, 1)), 8, 4)
     relu = step_of(plan, "relu")
     assert plan.offsets[relu.node.name] == plan.offsets[relu.node.inputs["x"]]
@@ -315,8 +315,8 @@ def test_a_value_added_to_itself_is_not_overwritten() -> None:
     assert plan.offsets[add.node.name] != plan.offsets[add.node.inputs["x"]]
 
 
-def test_what_pytorch_gives_lies_where_pytorch_puts_it() -> None:
-    """A place in the arena would have to be copied to. Outputs have one, at which a caller finds them."""
+def test_pytorch_results_stay_in_pytorchs_memory() -> None:
+    """A value in the arena would have to be copied. Outputs have a fixed address, which callers read."""
     plan = of(lambda p, x: (torch.cumsum(x, 1).sort(1).values, F.relu(x.cumsum(1)).sum(1)), 8)
     steps = {step.node.name: step for step in plan.fallbacks}
     assert (
@@ -336,7 +336,7 @@ def test_outputs_last_to_the_end() -> None:
 
 
 def test_no_step_keeps_weights_in_memory_that_it_shares() -> None:
-    """Two steps of one shape are one program, and a program has one constant memory."""
+    """Two steps of one problem share a program, and a program has one constant memory."""
     plan = of(
         lambda p, x: p.b(F.relu(p.a(x))),
         8, 16, 16, a=nn.Conv2d(8, 8, 3, padding=1), b=nn.Conv2d(8, 8, 3, padding=1),
@@ -365,13 +365,13 @@ def test_fallbacks_are_listed() -> None:
         ),
     ],
 )
-def test_what_no_kernel_is_asked_for_is_pytorchs(function: Callable[..., Any], left: list[str]) -> None:
+def test_steps_left_to_pytorch(function: Callable[..., Any], left: list[str]) -> None:
     plan = of(function, 8, 4, 4, norm=nn.BatchNorm2d(8))
     assert [step.node.op for step in plan.fallbacks] == left
 
 
-def test_what_no_rung_can_do_is_pytorchs() -> None:
-    """As where all of them have failed to compile."""
+def test_steps_without_a_rung_run_in_pytorch() -> None:
+    """As if all of them had failed to compile."""
     graph = for_batch(optimize(capture(nn.ReLU(), (torch.randn(2, 8),)), "fp32"), "fp32", 2)
     formats = {given.name: InputFormat(torch.float32, "flat") for given in graph.inputs}
     every = frozenset(f"relu/{rung.name}" for rung in RELU.ladder)
@@ -395,7 +395,7 @@ def test_rows_come_in_the_plans_type_and_images_in_their_own() -> None:
 
 
 def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its bias and ReLU, and a reason to read; the twin runs the kernel."""
+    """With fused bias and ReLU, and a readable reason; the twin runs the kernel."""
 
     def by_the_foot(operation: Any, problem: Any, device: torch.device, **others: Any) -> Choice:
         return choose(operation, problem, CPU, "direct")
@@ -420,7 +420,7 @@ def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch
 
 
 def test_a_config_has_the_same_programs_in_every_batch(resnet18: Graph) -> None:
-    """So that a new batch size compiles only what is chosen otherwise for it."""
+    """A new batch size should compile only its differing choices."""
     graph = optimize(resnet18, "fp16")
     formats = {graph.inputs[0].name: InputFormat(torch.float32, "nchw")}
     several = [
@@ -441,7 +441,7 @@ def test_a_config_has_the_same_programs_in_every_batch(resnet18: Graph) -> None:
 
 
 def test_programs_are_expected_while_the_plan_is_made() -> None:
-    """Each is told of as soon as it is chosen, so that compilers begin with it."""
+    """Each is reported as soon as it is chosen, so that compilers start with it."""
     told: list[Program] = []
 
     class Noted(CompileAhead):

@@ -21,8 +21,8 @@ from escalade.engine.plan.kernel_program import KernelProgram
 
 
 class Frozen:
-    """Replays launches over the arguments that they had when it was made, unless it has been told of others: as an
-    executable CUDA graph does.
+    """Replays launches with the arguments recorded at its creation, unless updated, like an executable CUDA
+    graph.
     """
 
     def __init__(self, program: KernelProgram) -> None:
@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 
 def trunk(p: Any, x: torch.Tensor) -> torch.Tensor:
-    """Four launches at the least: it is not called directly."""
+    """At least four launches, so it is not called directly."""
     return F.relu(p.again(F.max_pool2d(F.relu(p.conv(x)), 2)))
 
 
@@ -123,8 +123,8 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
 
 
 @torch.no_grad()
-def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
-    """The cast writes what is returned."""
+def test_results_of_short_plans_that_need_a_cast_are_in_the_arena() -> None:
+    """The cast writes the returned value."""
     model, engine, program, _ = made(scores, dtype="fp16")
     assert program.plan.inputs_outside and not program.plan.outputs_outside
     inputs = [torch.randn(2, 8, 6, 6) for _ in range(3)]
@@ -134,7 +134,7 @@ def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
 
 
 @torch.no_grad()
-def test_what_lies_where_it_lay_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pointers_to_unchanged_addresses_are_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine, program, frozen = made(scores)
     x, room = torch.randn(2, 8, 6, 6), torch.empty(2, 5)
     (output,) = program._outputs.values()
@@ -167,7 +167,7 @@ def test_a_plan_over_memory_of_its_own_beside_calls() -> None:
         check(program.outputs[0], model(own))
 
 
-def test_memory_of_its_own_is_there_when_it_is_asked_for() -> None:
+def test_separate_memory_is_allocated_on_request() -> None:
     _, engine, program, _ = made(scores)
     engine(torch.randn(2, 8, 6, 6))
     assert program._values._outside is None
@@ -205,8 +205,8 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
         (lambda p, x, z: (lambda y: (y, F.relu(y) + z))(scores(p, x)), 2, 2),
     ],
 )  # fmt: skip
-def test_what_is_copied_and_what_is_not(function: Callable[..., Any], inputs: int, outputs: int) -> None:
-    """PyTorch's steps at either end, results that are inputs or constants, the same bytes twice."""
+def test_inputs_and_outputs_bound_in_place(function: Callable[..., Any], inputs: int, outputs: int) -> None:
+    """PyTorch's steps at either end, results that are inputs or constants, and duplicate results."""
     model, engine, program, _ = made(function, torch.randn(2, 8, 6, 6), torch.randn(2, 5))
     assert (len(program.plan.inputs_outside), len(program.plan.outputs_outside)) == (inputs, outputs)
     given = [(torch.randn(2, 8, 6, 6), torch.randn(2, 5)) for _ in range(3)]
@@ -232,7 +232,7 @@ def test_calls_apart_write_nothing_that_others_do(function: Callable[..., Any]) 
 
 
 def test_calls_apart_have_counters_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are zero before every one, wherever the plan's own stand."""
+    """They are zero before each call, wherever the plan's own memory is."""
     _, _, program, _ = made(scores)
     seen: list[dict[str, int]] = []
     counter = Workspace("tickets", 64, zeroed=True)
@@ -263,10 +263,10 @@ class Watching:
     ("function", "layout"),
     [(trunk, "nchw"), (many_steps, "flat"), (lambda p, x: many_steps(p, x).flatten(), "flat")],
 )
-def test_the_last_conversion_writes_what_is_returned(
+def test_the_last_conversion_writes_the_result(
     function: Callable[..., Any], layout: str, returned: torch.dtype, dtype: str
 ) -> None:
-    """In the model's own type and PyTorch's order, whatever the plan computes in: nothing is left to be cast."""
+    """In the model's own dtype and PyTorch's layout, whatever the plan's precision: no cast is left."""
     model, engine, program, _ = made(lambda p, x: function(p, x).to(returned), dtype=dtype)
     (output,) = program.plan.outputs_outside
     form = program.plan.forms[output]

@@ -1,4 +1,4 @@
-"""Networks drawn at random: their plans keep every value until its last reader, and compute what they should."""
+"""Random networks: their plans keep every value until its last reader, and results are right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VIEWS = (
 
 
 class Drawn(nn.Module):
-    """Views, ranges, concatenations, kernels in place and steps of PyTorch's, of values drawn at random. None
+    """Random views, ranges, concatenations, in-place kernels and PyTorch's steps. No value
     grows, so that rounding in another order stays small."""
 
     def __init__(self, seed: int) -> None:
@@ -38,7 +38,7 @@ class Drawn(nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         chance = random.Random(self.seed)
         values = [F.max_pool2d(x, 3, 1, 1)]
-        # Nothing but PyTorch reads this view, and last of all: what it is a view of has to last as long.
+        # Only PyTorch reads this view, in the last step: its base must live as long.
         early = chance.choice(VIEWS)(torch.softmax(x, -1))
         for _ in range(chance.randint(6, 18)):
             value = values[-1] if chance.random() < 0.4 else chance.choice(values)
@@ -50,13 +50,13 @@ class Drawn(nn.Module):
 def _drawn(chance: random.Random, kind: str, value: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:
     channels, height = value.shape[1:3]
     if kind == "slice" and channels > 1:
-        # As often as not where wide accesses may begin, so that kernels read it in place.
+        # Half of these are aligned for wide accesses, so that kernels read them in place.
         step = 4 if channels > 8 and chance.random() < 0.7 else 1
         first = chance.randrange(0, channels - 1, step)
         if chance.random() < 0.2:
             return value[:, first - channels :]  # counted from the end
         if chance.random() < 0.2:
-            pieces = value.chunk(3, 1)  # the last of which may be smaller
+            pieces = value.chunk(3, 1)  # the last one may be smaller
             return pieces[chance.randrange(len(pieces))]
         return value[:, first : chance.randrange(first + 1, channels + 1)]
     if kind == "cat" and channels < 64:
@@ -106,12 +106,12 @@ def _drawn(chance: random.Random, kind: str, value: torch.Tensor, values: list[t
 
 
 def _weights(*sizes: int) -> torch.Tensor:
-    """Numbers that PyTorch's tracer takes for constants of the model, small enough for values not to grow."""
+    """Numbers that PyTorch's tracer takes as constants of the model, small enough that values do not grow."""
     fan = math.prod(sizes[1:]) if len(sizes) > 3 else 1
     return torch.arange(math.prod(sizes)).mul(0.7).cos().view(sizes) / fan**0.5
 
 
-def test_plans_of_drawn_networks_compute_what_their_graphs_say(seed: int) -> None:
+def test_plans_of_random_networks_match_their_graphs(seed: int) -> None:
     for number in range(seed, seed + NETWORKS):
         model, x = Drawn(number).eval(), torch.randn(2, 16, 4, 4)
         graph = capture(model, (x,))

@@ -1,4 +1,4 @@
-"""Plans whose copies would take longer than their steps one by one."""
+"""Plans whose copies would take longer than running their steps one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade.ops.base.card import H200
 
 
 class Mixed(torch.nn.Module):
-    """Kernels in front of PyTorch's steps and behind them, views of inputs, and one result for two names."""
+    """Kernels before and after PyTorch's steps, views of inputs, and one result with two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Mixed(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_steps_one_by_one_give_what_the_model_does(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_steps_one_by_one_match_the_model(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(stepwise, "_HOST_US_PER_STEP", 0.0)
     model, x = Mixed().eval(), torch.randn(2, 2, 3, 4, 6)
     engine = compile(model, x, dtype=dtype, device="twin")
@@ -34,7 +34,7 @@ def test_steps_one_by_one_give_what_the_model_does(monkeypatch: pytest.MonkeyPat
     for given in (x, x[:1], x.flip(0).transpose(3, 4).contiguous().transpose(3, 4)):
         found, expected = engine(given), model(given)
         torch.testing.assert_close(found[:3], expected[:3], rtol=1e-2, atol=1e-2)
-        assert len({result.data_ptr() for result in (given, *found)}) == 6  # nobody's but the caller's
+        assert len({result.data_ptr() for result in (given, *found)}) == 6  # owned by the caller alone
 
 
 def test_copies_that_cost_little_are_made_for_a_graph() -> None:

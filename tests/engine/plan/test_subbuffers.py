@@ -1,4 +1,4 @@
-"""Values inside others: concatenations and ranges for which nothing is done, and the copies where it has to be."""
+"""Values inside others: concatenations and ranges without copies, and copies where needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 2
 
 
 class Model(nn.Module):
-    """Layers by name, and what is done with them."""
+    """Layers by name, and a function of them."""
 
     def __init__(self, forward: Callable[..., object], **layers: nn.Module) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def dense_features(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
-    """Features that are joined again and again, each time with one more."""
+    """Features concatenated repeatedly, each time with one more."""
     found = [F.max_pool2d(x, 2)]
     for name in ("first", "second"):
         found.append(layers[name](torch.cat(found, 1))[:, :16])
@@ -48,7 +48,7 @@ def dense_features(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
 
 
 def branches(x: torch.Tensor) -> torch.Tensor:
-    """Pools beside each other, of two halves."""
+    """Parallel pools of two halves."""
     low, high = x.chunk(2, 1)
     return torch.cat([F.max_pool2d(low, 2), F.adaptive_avg_pool2d(high, 4), F.max_pool2d(x, 2)], 1)
 
@@ -73,11 +73,11 @@ def agree(model: nn.Module, shape: tuple[int, ...], device: str, dtype: str = "f
 
 
 @pytest.mark.parametrize("device", ["twin", "cpu"])
-def test_what_is_joined_again_and_again_is_one_buffer(device: str) -> None:
+def test_repeated_concatenations_share_one_buffer(device: str) -> None:
     model = Model(dense_features, first=_norm(16), second=_norm(32))
     agree(model, (16, 8, 8), device)
     plan = planned(model, (16, 8, 8))
-    # The largest one holds the smaller one; a part of what the second norm has made is copied into it.
+    # The largest one contains the smaller one; part of the second norm's result is copied into it.
     assert len(copies(plan)) == 1
     joined = [step.node for step in plan.steps if step.is_alias and "x1" in step.node.inputs]
     small, large = sorted(joined, key=lambda node: node.shape[1])  # type: ignore[arg-type,return-value]
@@ -94,7 +94,7 @@ def test_kernels_write_and_read_parts_in_place(dtype: str) -> None:
 
 
 def dense_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
-    """DenseNet's: each layer reads all that is in front of it."""
+    """DenseNet block: each layer reads all previous ones."""
     found = [layers["stem"](x)]
     for number in range(2):
         features = F.relu(layers[f"norm{number}"](torch.cat(found, 1)))
@@ -110,14 +110,14 @@ def inception_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
 
 
 def u_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
-    """A skip that is pooled, and joined with what comes back."""
+    """A pooled skip connection, concatenated with the upsampled branch."""
     skip = layers["stem"](x).relu()
     back = F.interpolate(layers["deep"](F.max_pool2d(skip, 2)).relu(), scale_factor=2.0)
     return layers["last"](torch.cat([skip, back], 1))
 
 
 def split_block(x: torch.Tensor, **layers: nn.Module) -> torch.Tensor:
-    """Half of the channels go on, and all that was seen is joined."""
+    """Half of the channels continue, and all intermediate values are concatenated."""
     low, high = layers["stem"](x).relu().chunk(2, 1)
     return layers["last"](torch.cat([low, high, layers["further"](high).relu()], 1))
 
@@ -149,7 +149,7 @@ def test_convolutions_write_and_read_parts_in_place(name: str, dtype: str) -> No
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_compute_what_they_should(name: str) -> None:
+def test_blocks_compute_their_formulas(name: str) -> None:
     agree(BLOCKS[name](), (64, 16, 16), "cpu")
 
 
@@ -169,7 +169,9 @@ def test_blocks_compute_what_they_should(name: str) -> None:
     ids=["an input twice", "odd ranges", "batches", "rows", "height", "a constant", "all pieces", "columns"],
 )
 @pytest.mark.parametrize("device", ["twin", "cpu"])
-def test_what_cannot_be_in_place_is_copied(function: Callable[..., torch.Tensor], device: str) -> None:
+def test_values_that_cannot_be_in_place_are_copied(
+    function: Callable[..., torch.Tensor], device: str
+) -> None:
     agree(Model(function), (16, 8, 16), device)
     planned(Model(function), (16, 8, 16))
 
@@ -201,8 +203,8 @@ def test_kernels_keep_their_wide_accesses_where_parts_begin_between_them(dtype: 
     assert not planned(Model(odd), (16, 4, 4), dtype).fallbacks
 
 
-def test_parts_of_a_part_lie_where_that_does() -> None:
-    """Behind the first member of the whole, and with a member whose pixels are in another order."""
+def test_parts_of_parts_have_the_right_address() -> None:
+    """After the first member of the whole, and with a member in another layout."""
 
     def behind(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, last = F.max_pool2d(x, 3, 1, 1), F.max_pool2d(x, 5, 1, 2)
@@ -217,8 +219,8 @@ def test_parts_of_a_part_lie_where_that_does() -> None:
         torch.testing.assert_close(check_execution(planned(Model(model), (16, 4, 4)), x), list(model(x)))
 
 
-def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
-    """A part of a flattened value lies where that value lies before it is flattened."""
+def test_flattened_values_that_are_sliced_are_views() -> None:
+    """A part of a flattened value has the address of that part before it is flattened."""
     plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
     (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")
     assert plan.offsets[flat.name] == plan.offsets[flat.inputs["x"]]
@@ -226,7 +228,7 @@ def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
 
 
 def test_functions_of_elements_read_parts_where_they_are() -> None:
-    """Gates of one convolution, as half of its channels are for the other half."""
+    """Gated convolution: half of its channels gate the other half."""
 
     def gated(x: torch.Tensor) -> torch.Tensor:
         left, right = F.max_pool2d(x, 2).chunk(2, 1)
@@ -239,7 +241,7 @@ def test_functions_of_elements_read_parts_where_they_are() -> None:
 
 
 class Joined(nn.Module):
-    """Values beside constants, filled tensors and values that are expanded."""
+    """Values concatenated with constants, filled tensors and expanded values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +265,7 @@ def test_a_concatenation_expands_its_operands_and_reads_constants(dtype: str) ->
     plan = planned(model, (8, 3, 4), dtype)
     assert not any(step.in_pytorch for step in plan.steps)
     copies = [step.node.name for step in plan.steps if step.is_copy]
-    assert len(copies) == 4  # one per concatenation, whatever it joins
+    assert len(copies) == 4  # one per concatenation, whatever its members
     tolerance = {"fp32": 1e-5, "fp16": 1e-2}[dtype]
     for device in ("twin", "cpu"):
         engine = escalade.compile(model, x, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Values between PyTorch's steps and kernels: where they lie, when they are copied, and when they are let go."""
+"""Values between PyTorch's steps and kernels: addresses, copies and lifetimes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from escalade.engine.plan.memory import to_form
 
 
 class Between(nn.Module):
-    """Views of what a kernel gives, read behind others that a kernel gives; and what PyTorch gives, read by kernels."""
+    """Views of kernels' results, read after other kernels ran; and PyTorch's results, read by kernels."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        early = torch.softmax(x * 2, -1).unfold(2, 2, 1)  # which PyTorch reads last of all
+        early = torch.softmax(x * 2, -1).unfold(2, 2, 1)  # PyTorch reads it in the last step
         rows = torch.softmax(x, -1)
-        part = rows[:, :, 1:]  # which is all that reads `rows`
+        part = rows[:, :, 1:]  # the only reader of `rows`
         others = torch.softmax(F.relu(x).transpose(1, 2).cumsum(1), -1).transpose(1, 2)[:, :, 1:]
         sums = x.cumsum(1)
         flat, later = F.relu(others.flatten(1)), F.relu(sums[:, :, 1:])
@@ -32,7 +32,7 @@ class Between(nn.Module):
 
 
 def ran(x: torch.Tensor) -> tuple[KernelProgram, dict[str, torch.Tensor]]:
-    """The plan on the twin, and what the second of two calls of it gives."""
+    """The plan on the twin, and the results of the second of two calls."""
     engine = Engine(capture(Between(), (x,)), "fp32", "twin")
     engine(torch.randn_like(x))
     program = engine.program(x)
@@ -46,19 +46,19 @@ def check(x: torch.Tensor, results: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(results[name], expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_views_are_read_while_what_they_are_views_of_lies_there() -> None:
+def test_views_keep_their_base_alive() -> None:
     x = torch.randn(2, 5, 4)
     check(x, ran(x)[1])
 
 
 def test_a_view_that_pytorch_does_not_announce_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some operators give their input back, or a part of it, and their schema says nothing of it."""
+    """Some operators return their input or a part of it, which their schema does not declare."""
     monkeypatch.setattr(aten.Aten, "may_alias", lambda self, node: False)
     x = torch.randn(2, 5, 4)
     check(x, ran(x)[1])
 
 
-def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_that_kernels_read_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 5, 4)
     program, _ = ran(x)
     copied = []
@@ -75,8 +75,8 @@ def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -
     assert (2, 4, 5) in {program.plan.forms[name].shape for name in program.plan.pytorch_owned}
 
 
-def test_what_kernels_read_lies_at_a_multiple_of_16_bytes() -> None:
-    """Copied only where it does not lie as the plan has it."""
+def test_kernels_read_memory_aligned_to_16_bytes() -> None:
+    """Copied only if its layout differs from the plan's."""
     memory = torch.arange(64.0)
     for first, size in itertools.product(range(5), range(1, 4)):
         value = memory[first : first + 2 * size].view(2, size)
@@ -96,7 +96,7 @@ def test_a_run_keeps_nothing_of_pytorchs() -> None:
     )
 
 
-def test_filters_lie_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_have_the_layout_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise cuDNN would reorder them at every call."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     real = torch.conv_transpose2d
@@ -108,7 +108,7 @@ def test_filters_lie_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch)
     x = torch.randn(2, 4, 6, 6)
     model = nn.Sequential(
         nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 6, 2, stride=3)
-    )  # no tap meets some pixels
+    )  # some pixels have no tap
     engine = Engine(capture(model, (x,)), "fp32", "twin")
     monkeypatch.setattr(conv2d.F, "conv_transpose2d", spy)
     with torch.no_grad():

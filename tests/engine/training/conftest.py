@@ -1,4 +1,4 @@
-"""Steps on the CPU compute their plans here, so that tests of passes need no kernels."""
+"""Steps on the CPU run their plans here, so that tests of passes need no kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisation layers whose state each step changes, trained beside PyTorch, for tests on the twin and on a GPU."""
+"""Normalization layers with running statistics, trained beside PyTorch, for tests on the twin and on a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 def check_statistics(device: str, counted: int, seed: int, dtype: str = "fp32") -> None:
-    """Check four steps of all `NORMS`, the last two from a checkpoint, where `counted` batches were seen before."""
+    """Check four steps of all `NORMS`, the last two from a checkpoint after `counted` batches."""
     torch.manual_seed(seed)
     place = "cpu" if device == "twin" else device
     model = _Norms().to(place)
@@ -65,7 +65,7 @@ def check_statistics(device: str, counted: int, seed: int, dtype: str = "fp32") 
 
 
 class _Norms(nn.Module):
-    """A branch per layer: its state depends on nothing that the other layers do."""
+    """A branch per layer: its state does not depend on the other layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What changes between training steps, and who else steps: all is as in a loop of PyTorch's."""
+"""Changes between training steps, and other optimizers' steps: results match a PyTorch loop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
-def test_what_has_changed_is_taken_over(change: Change) -> None:
+def test_changed_settings_are_adopted(change: Change) -> None:
     torch.manual_seed(0)
     model = _model()
     expected = copy.deepcopy(model)
@@ -137,7 +137,7 @@ _SETTINGS: dict[Any, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
         ),
     ),
 }  # fmt: skip
-"""Settings of an optimizer, and what is changed one at a time."""
+"""Settings of an optimizer, and settings changed one at a time."""
 
 
 @pytest.mark.parametrize("kind", _SETTINGS)
@@ -175,8 +175,8 @@ def test_settings_in_a_list_are_read_anew() -> None:
     _assert_same(model.state_dict(), expected.state_dict())
 
 
-def test_what_is_checked_before_a_launch_takes_no_python_by_parameter() -> None:
-    """A graph of a small network takes the GPU less time than a few hundred calls of Python."""
+def test_checks_before_a_launch_take_no_python_per_parameter() -> None:
+    """A graph of a small network takes the GPU less time than a few hundred Python calls."""
     calls = []
     for layers in (2, 12):
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
@@ -224,7 +224,7 @@ def test_the_callers_modes_capture_nothing_anew(monkeypatch: pytest.MonkeyPatch)
         for _ in range(3):
             _plain(expected, theirs, x, x)
         model.eval()
-        model(x)  # which leaves nothing in the model that a plan would depend on
+        model(x)  # leaves no change in the model that a plan would depend on
     _assert_same(model.state_dict(), expected.state_dict())
     assert len(captured) == 1
 
@@ -249,7 +249,7 @@ def test_steps_of_one_optimiser_take_turns_and_may_be_dropped() -> None:
 
 
 def test_the_optimiser_has_state_of_steps_alone() -> None:
-    """Not of a step that failed, nor of one that was left out; and the first velocity is not damped."""
+    """Failed and skipped steps do not count; and the first velocity is not damped."""
     torch.manual_seed(0)
     model = _model()
     expected = copy.deepcopy(model)
@@ -264,7 +264,7 @@ def test_the_optimiser_has_state_of_steps_alone() -> None:
     for one, optimizer in (
         (model, own),
         (expected, theirs),
-    ):  # by the optimizer itself, which makes its state
+    ):  # by the optimizer itself, which creates its state
         _plain(one, optimizer, x, indices, loss=F.cross_entropy)
     for _ in range(3):
         _assert_same(step(x, indices), _plain(expected, theirs, x, indices, loss=F.cross_entropy))
@@ -272,7 +272,7 @@ def test_the_optimiser_has_state_of_steps_alone() -> None:
     _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
 
 
-def test_what_a_loss_holds_is_read_anew_when_it_has_changed() -> None:
+def test_tensors_held_by_a_loss_are_read_again_after_changes() -> None:
     torch.manual_seed(0)
     model = _model()
     expected = copy.deepcopy(model)
@@ -290,7 +290,7 @@ def test_what_a_loss_holds_is_read_anew_when_it_has_changed() -> None:
 
 
 class _Assigning(nn.Module):
-    """Assigns its buffer, and has two parameters with one gradient."""
+    """Assigns its buffer, and has two parameters that share one gradient."""
 
     mean: torch.Tensor
 

@@ -82,7 +82,7 @@ def follow(
 
 
 class _Tied(nn.Module):
-    """An embedding whose weights are those of the last layer."""
+    """An embedding tied to the last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _linear_body() -> nn.Sequential:
 
 
 class _Precisions(nn.Module):
-    """Blocks with a dtype of their own: one without autocast, one with."""
+    """Blocks with their own dtype: one without autocast, one with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def test_mixed_groups_are_scaled_together(device: str) -> None:
 
 
 def test_batches_of_other_sizes() -> None:
-    """One image, and a last batch that is smaller."""
+    """One image, and a smaller last batch."""
     torch.manual_seed(0)
     follow(_convolutions(), [_images(size) for size in (4, 4, 1, 3, 4)])
 

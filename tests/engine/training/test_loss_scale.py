@@ -15,7 +15,7 @@ STEPS = 9
 RESUMED = 5
 """The step before which everything is loaded into new objects."""
 SPOILED = {2: 0, 6: 1}
-"""Steps at which the input of one branch is not finite, and which branch."""
+"""Steps with a non-finite input of one branch, and that branch."""
 FIRST_SCALE, GOOD_STEPS = 8.0, 1998
 """Two steps before the scale grows: GradScaler doubles it after 2,000 good steps."""
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
@@ -35,7 +35,7 @@ ONE_GROUP = ("sgd", "adam")
 
 
 class _Branches(nn.Module):
-    """Two branches without a common parameter, so that the gradient of one can overflow alone."""
+    """Two branches without common parameters, so that the gradient of one can overflow alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _loss(made: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torc
 
 
 def _made(kind: str, device: torch.device) -> tuple[_Branches, torch.optim.Optimizer]:
-    """Weights in channels_last, and a group of its own for each branch, or one group of both."""
+    """Weights in channels_last, and one group per branch, or one group for both."""
     optimizer, settings, _ = KINDS[kind]
     model = _Branches().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     groups = [{"params": model.left.parameters()}, {"params": model.right.parameters(), "lr": 0.05}]

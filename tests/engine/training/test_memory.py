@@ -1,4 +1,4 @@
-"""Steps within a memory budget: what is computed twice gives the same results in less memory."""
+"""Steps within a memory budget: recomputation gives the same results in less memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Inverted(nn.Module):
         return (x + self.narrow[3](y)).mean((2, 3))
 
 
-def test_gradients_write_again_what_need_not_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_recompute_values_instead_of_keeping_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits in less memory: functions of normalizations, products with a gate, and GELU of a linear layer."""
     monkeypatch.setattr(step_recompute, "MOST_TIME", 1.0)
     monkeypatch.setattr(step_recompute, "ENOUGH", 0.0)

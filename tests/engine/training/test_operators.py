@@ -1,4 +1,4 @@
-"""Steps on the CPU as callers run them: PyTorch's own operators, as many as in eager mode."""
+"""Steps on the CPU: as many PyTorch operators as in eager mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Small(nn.Module):
 
 
 class Calls(TorchDispatchMode):
-    """Counts operators that read many numbers."""
+    """Count operators that read large tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ AUTOENCODER = lambda: ConvAutoencoder(4), (torch.rand(4, 3, 32, 32),) * 2, F.mse
 
 @pytest.mark.parametrize(("make", "batch", "loss"), [SMALL, AUTOENCODER], ids=["small", "autoencoder"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_step_on_the_cpu_is_what_eager_mode_does(
+def test_a_step_on_the_cpu_matches_eager_mode(
     make: Callable[[], nn.Module], batch: tuple[torch.Tensor, ...], loss: Any, dtype: str
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What no training step can do as a loop of PyTorch's would: refused by a sentence, with nothing changed."""
+"""Models that no training step supports: refused with a sentence, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.errors import EscaladeError, UnsupportedError
 
 
 class _Layer(nn.Module):
-    """A linear layer that does something else beside."""
+    """A linear layer with a side effect."""
 
     kept: torch.Tensor
 

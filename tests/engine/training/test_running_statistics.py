@@ -1,4 +1,4 @@
-"""Statistics and counts that normalisation layers keep between steps, on the CPU and on the twin."""
+"""Statistics and counts of normalization layers between steps, on the CPU and on the twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_statistics_are_pytorchs(device: str, counted: int, seed: int) -> None:
 
 
 def test_the_callers_layer_stays_as_it_is() -> None:
-    """Tracing replaces `forward` in its own copy; a layer that is frozen in evaluation mode counts nothing."""
+    """Tracing replaces `forward` in its own copy; a layer frozen in evaluation mode counts nothing."""
     norm = nn.BatchNorm2d(4, momentum=None).eval()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), norm)
     x = torch.randn(2, 3, 4, 5)

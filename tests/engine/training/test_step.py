@@ -1,4 +1,4 @@
-"""Training steps beside PyTorch's: losses, parameters, buffers and the optimiser's state."""
+"""Training steps beside PyTorch's: losses, parameters, buffers and optimizer state."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_steps_are_pytorchs(make: Make, loss: Callable[..., torch.Tensor], optim
         _assert_same(step(x, target), _plain(expected, loss, theirs, x, target))
         model.eval()  # as for an evaluation between steps
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of schedules that see no step of their optimizer
+            warnings.simplefilter("error")  # of schedules without a step of their optimizer
             for schedule in schedules:
                 schedule.step()
         assert programs.setdefault(size, step.program) is step.program
     _assert_same(model.state_dict(), expected.state_dict())
     _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
 
-    # Steps by the optimiser itself, and a state that is loaded, are taken over.
+    # Steps by the optimizer itself, and loaded states, are taken over.
     _plain(model.train(), loss, own, x, target)
     _plain(expected, loss, theirs, x, target)
     own.load_state_dict(copy.deepcopy(theirs.state_dict()))
@@ -119,7 +119,7 @@ def test_steps_are_pytorchs(make: Make, loss: Callable[..., torch.Tensor], optim
     _assert_same(model.state_dict(), expected.state_dict())
 
 
-def test_a_resumed_run_goes_on_as_the_first() -> None:
+def test_a_resumed_run_continues_like_the_first() -> None:
     torch.manual_seed(0)
     model = _classifier()
     batches = [_batch(model) for _ in range(4)]
@@ -201,7 +201,7 @@ def test_mixed_steps_are_autocasts_and_dropout_draws_anew() -> None:
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_kernels_step_as_pytorch_does(order: torch.memory_format) -> None:
-    """On the twin, mixed, over weights in both orders."""
+    """On the twin, in mixed precision, over weights in both layouts."""
     torch.manual_seed(0)
     model = nn.Conv2d(8, 8, 2, bias=False).to(memory_format=order)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)
@@ -215,7 +215,7 @@ def test_kernels_step_as_pytorch_does(order: torch.memory_format) -> None:
 
 
 class _Separable(nn.Module):
-    """Depthwise and grouped convolutions, with a stride too, and functions other than ReLU behind normalisations."""
+    """Depthwise and grouped convolutions, also strided, and functions other than ReLU after normalizations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_kernels_have_all_gradients_of_separable_convolutions() -> None:
 
 
 class _Graph:
-    """In the place of a CUDA graph: what was recorded is done again."""
+    """Replacement for a CUDA graph: repeat the recorded work."""
 
     def __init__(self, record: Callable[[], Any], side: Any) -> None:
         self.replay = record
@@ -278,7 +278,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     x, target = torch.rand(2, 8, 4, 4), torch.rand(2, 8, 3, 3)
     met: list[torch.Size] = []
 
-    def reduce(gradients: torch.Tensor) -> None:  # as another process would whose gradients are zeros
+    def reduce(gradients: torch.Tensor) -> None:  # like another process whose gradients are zeros
         met.append(gradients.shape)
         gradients /= 2
 
@@ -287,7 +287,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     )
     monkeypatch.setattr(program, "CapturedGraph", _Graph)
     for number in range(3):
-        if number == 2:  # as on a GPU: a graph in front of the meeting and one behind it
+        if number == 2:  # as on a GPU: one graph before the all-reduce and one after it
             monkeypatch.setattr(step.program, "_capture_stream", "a stream", raising=False)
         loss = step(x, target)
         _assert_same(loss, _plain(expected, lambda y, t: F.mse_loss(y, t) / 2, theirs, x, target) * 2, 1e-2)
@@ -295,7 +295,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     _assert_same(model.state_dict(), expected.state_dict(), 1e-3 if device else 1e-5)
 
 
-def test_what_no_step_takes_is_said() -> None:
+def test_unsupported_training_steps_are_reported() -> None:
     model, x, target = _classifier(), *_batch(_classifier())
     optimizer = _sgd(model.parameters())
     with pytest.raises(UnsupportedError, match="SGD, Adam, AdamW"):
@@ -310,7 +310,7 @@ def test_what_no_step_takes_is_said() -> None:
 
 
 class _Absorbing(nn.Module):
-    """A cast that is absorbed by the function behind it, and layers that read what is constant for a batch size."""
+    """A cast fused into the next function, and layers that read constants of a batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ def test_absorbed_casts_and_folded_constants(device: str) -> None:
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 4)])
 def test_statistics_of_mixed_norms_are_fp32(norm: nn.Module) -> None:
-    """A bias that the norm cancels has a gradient of rounding errors alone, which rounded statistics multiply."""
+    """A bias that the norm cancels has a gradient of pure rounding errors, which rounded statistics multiply."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), copy.deepcopy(norm))
     nn.init.uniform_(model[1].get_parameter("weight"), 0.5, 1.5)
@@ -352,12 +352,12 @@ def test_statistics_of_mixed_norms_are_fp32(norm: nn.Module) -> None:
     loss.backward()
     theirs.step()
     _assert_same(model[0].state_dict(), expected[0].state_dict(), 2e-5)
-    # PyTorch's kernel for CPUs rounds its sums for the norm's parameters to bf16.
+    # PyTorch's CPU kernel rounds its sums for the norm's parameters to bf16.
     _assert_same(model[1].state_dict(), expected[1].state_dict(), 1e-3)
 
 
 class _WideNorm(nn.LayerNorm):
-    """Norm in fp32 between casts, as CUDA's autocast computes it."""
+    """Norm in fp32 between casts, as under CUDA's autocast."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -365,7 +365,7 @@ class _WideNorm(nn.LayerNorm):
 
 
 class _Norms(nn.Module):
-    """Norms of images' channels, without parameters, and of several dimensions, each behind a linear layer."""
+    """Norms of images' channels, without parameters, and of several dimensions, each after a linear layer."""
 
     def __init__(self, kind: type[nn.LayerNorm]) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ def test_kernels_have_all_gradients_of_layer_norms(kind: type[nn.LayerNorm], dty
 
 
 class _Transposed(nn.Module):
-    """Transposed convolutions of every kind, each behind an activation, on images that grow and shrink again."""
+    """Transposed convolutions of every kind, each after an activation, on images that grow and shrink again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -419,7 +419,7 @@ class _Transposed(nn.Module):
             nn.ConvTranspose2d(8, 8, 3, 2, 1, 1),
             nn.ConvTranspose2d(8, 16, 3, 2, 1, groups=2),
             nn.ConvTranspose2d(16, 16, 3, 2, 1, groups=16),
-            nn.ConvTranspose2d(16, 8, 2, 1, 1, output_padding=1, dilation=2),  # no gradient of a convolution
+            nn.ConvTranspose2d(16, 8, 2, 1, 1, output_padding=1, dilation=2),  # not a gradient of a convolution
         ))  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -444,12 +444,12 @@ def test_kernels_have_all_gradients_of_transposed_convolutions() -> None:
         one.attributes["target"] for one in left if "convolution" in one.attributes.get("target", "")
     ]
     assert by_target == ["aten::convolution"] + 3 * ["aten::convolution_backward"], "but for the last layer"
-    # PyTorch has the weight gradient of groups, and the layer of which only a naive kernel supports the groups.
+    # PyTorch computes grouped weight gradients, and the layer whose groups only a naive kernel supports.
     assert sum(one.op in ("conv2d", "conv_transpose2d", "conv2d_input_gradient") for one in left) <= 1
 
 
 class _Bottleneck(nn.Module):
-    """Normalizations behind convolutions, with a ReLU and with a residual."""
+    """Normalizations after convolutions, with a ReLU and with a residual."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -478,7 +478,7 @@ def _normalized_network() -> nn.Module:
 def test_sums_of_batch_norm_are_computed_by_the_convolutions_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forward and backward, on the twin, whatever the estimates say; beside float32 and beside PyTorch's autocast."""
+    """Forward and backward on the twin, whatever the estimates; compared with float32 and PyTorch's autocast."""
 
     def least_if_fused(self: Estimates, nodes: Iterable[Node], forms: Forms) -> float | None:
         nodes = list(nodes)

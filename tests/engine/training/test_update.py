@@ -1,4 +1,4 @@
-"""What trainers do between backward pass and optimizer, and around it, against PyTorch's own loop."""
+"""Common changes between backward pass and optimizer, and around them, compared with PyTorch's own loop."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Pair:
         _same(own, theirs, self._close)
 
     def begin_again(self, settings: dict[str, Any]) -> None:
-        """Give both optimizers other settings, and no state."""
+        """Give both optimizers other settings, and clear their state."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
             for group in optimizer.param_groups:
@@ -115,7 +115,7 @@ class Pair:
 
 
 def test_gradients_are_clipped_as_pytorch_clips_them() -> None:
-    """Where limits bind and where they do not, with a loss scale and without."""
+    """Limits that are exceeded and some that are not, with and without a loss scale."""
     limits: tuple[dict[str, Any], ...] = (
         {"clip_norm": 0.05}, {"clip_norm": 1e3}, {"clip_value": 0.01}, {"clip_norm": 0.5, "clip_value": 0.02},
     )  # fmt: skip
@@ -124,10 +124,10 @@ def test_gradients_are_clipped_as_pytorch_clips_them() -> None:
 
 
 def test_updates_by_the_mean_of_several_calls() -> None:
-    """Of batches of several sizes, whose plans share the sum; BatchNorm's statistics move at each call."""
+    """Batches of several sizes, whose plans share the sum; BatchNorm's statistics change at each call."""
     Pair(accumulate=3).follow((4, 2, 4, 4, 4, 2, 4, 4))
     Pair(accumulate=2, clip_norm=0.05, loss_scale=1024.0).follow((4, 2, 4, 4))
-    Pair(accumulate=4).follow((4, 4, 4))  # no update at all
+    Pair(accumulate=4).follow((4, 4, 4))  # no update
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
@@ -142,7 +142,7 @@ def test_gradients_are_exchanged_once_per_update() -> None:
 
 
 def test_skipped_steps_are_counted() -> None:
-    """Gradients that are not finite skip an update whichever call they are from, and never clip the others."""
+    """Non-finite gradients skip the update in whichever call they occur, and never clip the others."""
     for accumulate in (1, 2):
         model = _model()
         optimizer = _sgd(model.parameters())
@@ -193,7 +193,7 @@ def test_every_setting_of_the_optimizers() -> None:
 
 
 def test_every_scheduler_of_learning_rates() -> None:
-    """They set the learning rate, and some the momentum, of the optimizer; the next call reads both."""
+    """They set the optimizer's learning rate, and some its momentum; the next call reads both."""
     schedules: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         "LambdaLR": lambda one: lr_scheduler.LambdaLR(one, lambda epoch: 0.9**epoch),
         "MultiplicativeLR": lambda one: lr_scheduler.MultiplicativeLR(one, lambda epoch: 0.9),
@@ -219,8 +219,8 @@ def test_every_scheduler_of_learning_rates() -> None:
     public = {name for name in lr_scheduler.__all__ if name not in ("LRScheduler",)}
     assert public <= schedules.keys(), "a scheduler of this PyTorch is not tried"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of schedulers that see no step of their optimizer
-        warnings.filterwarnings("ignore", message=".*epoch parameter.*")  # PyTorch's own, of SequentialLR
+        warnings.simplefilter("error")  # of schedulers without a step of their optimizer
+        warnings.filterwarnings("ignore", message=".*epoch parameter.*")  # by SequentialLR itself
         pair = Pair()
         for schedule in schedules.values():
             pair.begin_again({"lr": 0.1, "momentum": 0.9})
@@ -278,7 +278,7 @@ def _two_losses(
 
 @pytest.mark.parametrize("checks_plans", [True, False])
 def test_several_outputs_and_losses(checks_plans: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of a loss are returned as they were before the update, whatever they are."""
+    """The parts of a loss are returned with their values before the update, even if they are views of parameters."""
     monkeypatch.setattr(planned, "CHECKS_PLANS", checks_plans)
     torch.manual_seed(0)
     model = _TwoHeads()

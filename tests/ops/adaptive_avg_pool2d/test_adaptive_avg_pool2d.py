@@ -40,7 +40,7 @@ def test_parse_is_the_inverse_of_name(problem: AdaptiveAvgPool2dProblem) -> None
 
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_additions_are_those_of_pytorchs_windows(size: int, outputs: int) -> None:
-    """Counted by a gradient: each output hands 1 / n to each of its n pixels."""
+    """Counted by a gradient: each output passes 1 / n to each of its n pixels."""
     problem = AdaptiveAvgPool2dProblem(1, 1, size, 1, (outputs, 1))
     windows = []
     for output in range(outputs):
@@ -120,7 +120,7 @@ def test_what_is_no_number_is_in_its_mean(rung: str) -> None:
 
 
 def test_sums_are_kept_in_fp32() -> None:
-    """In 16 bits a sum of ones stops growing at 2048; the largest numbers overflow before they are divided."""
+    """In 16 bits a sum of ones stops growing at 2048; the largest numbers overflow before the division."""
     ones = torch.ones(1, 8, 64, 64).half().contiguous(memory_format=torch.channels_last)
     assert torch.equal(adaptive_avg_pool2d(ones, 1), ones[:, :, :1, :1])
     large = torch.full((1, 24, 7, 7), 60000.0).half()

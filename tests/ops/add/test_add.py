@@ -1,4 +1,4 @@
-"""The sum of two tensors: NaN, aliases, strides, gradients, and what it refuses."""
+"""The sum of two tensors: NaN, aliases, strides, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import formulas
 
 
 def plain(x: torch.Tensor, residual: torch.Tensor, relu: bool) -> torch.Tensor:
-    """Rounded once: the sum of two numbers is exact in float64, or as good as."""
+    """Rounded once: the sum of two numbers is exact in float64, or nearly."""
     y = x.double() + residual.double()
     return (formulas.relu(y) if relu else y).to(x.dtype)
 
@@ -35,7 +35,7 @@ def test_the_sum_is_rounded_once(dtype: torch.dtype, relu: bool, seed: int) -> N
 @pytest.mark.parametrize("rung", ["naive", "vectorised"])
 @pytest.mark.parametrize("over", ["x", "residual", "both"])
 def test_recipes_run_in_place(rung: str, over: str, seed: int) -> None:
-    """y is x, or the residual, or all three are one; with threads and blocks in any order."""
+    """y aliases x, or the residual, or all three are the same; with threads and CTAs in any order."""
     operation = OPERATIONS["add"]
     problem = AddProblem(9001, relu=True, dtype="fp16")
     inputs = operation.inputs(problem, torch.device("cpu"), seed)

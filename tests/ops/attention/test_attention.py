@@ -1,4 +1,4 @@
-"""attention: as PyTorch's operator, whatever the strides, masks and numbers; refusals; rungs and tiles."""
+"""attention: matches PyTorch's operator for all strides, masks and numbers; refusals; rungs and tiles."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_packed_projection_is_read_in_place(rung: str, dtype: str) -> None:
 
 
 def test_calls_of_one_kind_from_any_address() -> None:
-    """A call that was prepared for an aligned packed projection gets one that is not, and heads that share memory."""
+    """A call prepared for an aligned packed projection gets a misaligned one, and heads that share memory."""
     memory = torch.randn(2 * 19 * 3 * 2 * 24 + 8)
     for first in (0, 3, 4, 1):
         packed = memory[first : first + 2 * 19 * 3 * 2 * 24].view(2, 19, 3, 2, 24)
@@ -71,7 +71,7 @@ def test_calls_of_one_kind_from_any_address() -> None:
 def test_strides_that_kernels_cannot_read_are_packed_first() -> None:
     q, k, v = (torch.randn(1, 2, 7, 32, 2)[..., 0] for _ in range(3))
     assert_close(ops.attention(q, k, v), pytorch(q, k, v), "fp32")
-    shifted = torch.randn(1 + 2 * 5 * 3 * 16)[1:].view(1, 5, 3, 2, 16).permute(2, 0, 3, 1, 4)  # not aligned
+    shifted = torch.randn(1 + 2 * 5 * 3 * 16)[1:].view(1, 5, 3, 2, 16).permute(2, 0, 3, 1, 4)  # misaligned
     assert_close(ops.attention(*shifted), pytorch(*shifted), "fp32")
     one_head = torch.randn(2, 1, 9, 16).expand(2, 4, 9, 16)  # of four
     assert_close(ops.attention(one_head, one_head, one_head), pytorch(one_head, one_head, one_head), "fp32")
@@ -107,9 +107,7 @@ def test_numbers_that_are_not_finite(rung: str, dtype: str) -> None:
         q.double(), k.double(), v.double(), bias.double(), 0.25
     )
     assert not y[0, 0, 0].any() and y[0, 0, 2:5].isnan().all()
-    if (
-        dtype == "fp32"
-    ):  # else the scores that are added to the mask are rounded away in one and not in the other
+    if dtype == "fp32":  # else one of them rounds away the scores added to the mask, and the other does not
         assert_close(y, expected.to(y.dtype), dtype)
     else:
         assert_close(y[:, :, :6], expected[:, :, :6].to(y.dtype), dtype)
@@ -136,7 +134,7 @@ TILES = [
 @pytest.mark.parametrize("config", TILES, ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_tiles_of_every_size(dtype: str, config: MmaConfig, seed: int) -> None:
-    """Of queries, keys and heads, with heads that do not fill the last CTA, in several orders, and checked."""
+    """Queries, keys and heads that do not fill the last CTA, in several orders, and with checks."""
     queries = min(config.rows, 20) if config.pairs > 1 else 70
     bias = (3, 1, queries, 70) if seed == 1 else ()
     problem = AttentionProblem(
@@ -200,11 +198,11 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_what_kernels_cannot_count_is_refused() -> None:
-    """Sizes, strides and numbers of CTAs are 32-bit arguments, which would wrap."""
+    """Sizes, strides and CTA counts are 32-bit arguments, which would wrap."""
     long = {"heads": 16, "queries": 1, "keys": 2**20, "size": 128}
     with pytest.raises(UnsupportedError, match="k has strides \\(2147483648, .*split the batch"):
         AttentionProblem(2, **long)
-    assert AttentionProblem(1, **long).strides("k")[0] == 2**31  # of one item: never taken
+    assert AttentionProblem(1, **long).strides("k")[0] == 2**31  # a dimension of one item: never used
     with pytest.raises(UnsupportedError, match="y has strides"):
         AttentionProblem(2, 2**10, 2**14, 4, 128, q_at=(0, 0, 0, 128))
     with pytest.raises(UnsupportedError, match="bias has sizes"):

@@ -1,4 +1,4 @@
-"""The gradient of a mean: what it refuses, the operator, and autograd of both kinds of means."""
+"""The gradient of a mean: refusals, the operator, and autograd of both kinds of means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import adaptive_avg_pool2d, avg_pool2d, avg_pool2d_backward
 from escalade.ops.avg_pool2d_backward import AvgPool2dBackwardProblem
 
-# Few kernels: on the twin each combination of window, dtype and layout is compiled.
+# Few kernels: the twin compiles each combination of window, dtype and layout.
 WINDOW: dict[str, Any] = {"kernel": 3, "stride": 2, "padding": 1}
 
 
@@ -57,7 +57,7 @@ POOLS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize(("ours", "theirs"), POOLS.values(), ids=list(POOLS))
 def test_autograd_once_and_twice(ours: Any, theirs: Any, seed: int) -> None:
-    """The gradient lies as x does, whatever the layout of the result's."""
+    """The gradient has x's layout, whatever the layout of the incoming gradient."""
     x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(seed))
     x = x.contiguous(memory_format=torch.channels_last)
 

@@ -1,4 +1,4 @@
-"""Cards: an H200's is what it was measured to be, others scale from it, and choices follow whichever card it is."""
+"""Cards: an H200's figures are measured, others are scaled from it, and choices follow the card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHERS = (A100, A40, RTX_4090, H100_PCIE, B200, RTX_5090)
 REPORTED = GpuProperties(
     H200.name, "sm_90a", 132, 60 << 20, 227 << 10, 228 << 10, 65536, 140 << 30, 1980.0, 4.917e6
 )
-"""What the driver reports of an H200."""
+"""The driver's data for an H200."""
 
 each_card = pytest.mark.parametrize("card", OTHERS, ids=lambda card: card.name)
 
@@ -36,7 +36,7 @@ def launches(recipe: Recipe) -> list[KernelCall]:
     return [step for step in recipe.steps if isinstance(step, KernelCall)]
 
 
-# --- what is known of a card
+# --- properties of a card
 
 
 def test_an_h200_derived_from_what_its_driver_reports_is_the_measured_one() -> None:
@@ -119,7 +119,7 @@ def test_every_architecture_has_a_card() -> None:
 
 
 def problems(operation: Operation[Any]) -> Iterator[Any]:
-    """A few large ones and a few small ones, with dtypes and layouts in turn."""
+    """A few large ones and a few small ones, with alternating dtypes and layouts."""
     forms = cycle([(dtype, layout) for dtype in operation.dtypes for layout in operation.layouts])
     chosen = (*operation.problems[::3], *operation.small_problems[::2])
     for problem, (dtype, layout) in zip(chosen, forms, strict=False):
@@ -161,8 +161,8 @@ RESIDENT = (
     ("mlp_backward", "fused", "", "fp32", 2),
     ("mlp_backward", "folded", "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b1048576", "fp16", 1),
 )
-"""Rungs whose blocks stay and take tile after tile: operation, name, problem (none: the largest), dtype, blocks of a
-multiprocessor at most."""
+"""Rungs with persistent CTAs: operation, name, problem (none: the largest), dtype, maximum of CTAs
+per SM."""
 
 
 @pytest.mark.parametrize("case", RESIDENT, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -194,7 +194,7 @@ SPLIT = (
     ("batch_statistics", "split", "", "fp16"),
     ("relu", "vectorised", "", "fp16"),
 )
-"""Rungs that cut a sum, or an array, into as many parts as fill the card."""
+"""Rungs that split a sum or an array into as many parts as fill the card."""
 
 
 @pytest.mark.parametrize("case", SPLIT, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -218,7 +218,7 @@ def test_a_larger_card_has_more_parts() -> None:
 
 
 def test_a_device_s_choice_is_for_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the device to the launches: nothing on the way asks for another card."""
+    """From the device to the launches: nothing on the path uses another card."""
     monkeypatch.setattr(Card, "of", lambda device: H100_PCIE)
     operation = OPERATIONS["conv2d"]
     problem = replace(operation.parse("128to128_28_k3s1_b256"), dtype="fp16", layout="nhwc")

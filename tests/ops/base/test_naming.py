@@ -1,4 +1,4 @@
-"""Patterns of problem names: every part spells a problem and reads it back, and nothing else is accepted."""
+"""Patterns of problem names: every pattern prints a problem and parses it back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_combination_is_read_back() -> None:
             toy = Toy(8, 7, 9, **fields)
             again = Toy.parse(toy.name)
             assert again.name == toy.name and again.size == toy.size and again.names == toy.names
-            assert (again == toy) == (toy.text == "")  # spaces of an expression are not kept
+            assert (again == toy) == (toy.text == "")  # spaces of an expression are dropped
             names.add(toy.name)
     assert len(names) == len({name.replace(" ", "") for name in names}) > 250
 

@@ -1,4 +1,4 @@
-"""The pixels that windows touch, and the fewest bytes that follow, against counting them one by one."""
+"""Pixels covered by windows, and the minimum bytes that follow, against counting them one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_touched_pixels_are_those_of_all_windows(taps: int, stride: int) -> None
 
 
 def needed(x: torch.Tensor, y: torch.Tensor) -> int:
-    """How many elements of x the result depends on."""
+    """Return the number of elements of x that the result depends on."""
     y.sum().backward()
     assert x.grad is not None
     return int((x.grad != 0).sum())

@@ -1,4 +1,4 @@
-"""Batch normalisation: against PyTorch in inference and training, NaN, in place, gradients, and what it refuses."""
+"""Batch normalization: against PyTorch in inference and training, NaN, in place, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def torch_batch_norm(
     x: torch.Tensor, parameters: dict[str, Any], relu: bool = False, residual: Any = None, **options: Any
 ) -> torch.Tensor:
     p = parameters
-    if options.get("eps") == 0:  # which F.batch_norm of PyTorch 2.11 refuses
+    if options.get("eps") == 0:  # F.batch_norm of PyTorch 2.11 refuses it
         y = torch.batch_norm(
             x, p["weight"], p["bias"], p["running_mean"], p["running_var"], False, 0.1, 0.0, False
         )
@@ -119,7 +119,7 @@ def test_nan_and_inf_travel(where: str, value: float, memory_format: torch.memor
     each = {name: tensor.double().view(1, -1, 1, 1) for name, tensor in given.items()}
     scale = (
         each["weight"] / (each["running_var"] + 1e-5).sqrt()
-    )  # of an infinite variance 0, of a negative one NaN
+    )  # 0 for an infinite variance, NaN for a negative one
     assert_close(y, formulas.relu((x - each["running_mean"]) * scale + each["bias"] + residual))
 
 
@@ -135,7 +135,7 @@ def test_a_mean_far_from_zero_costs_no_digits(seed: int) -> None:
 @pytest.mark.parametrize("rung", ["naive", "scaled", "vectorised"])
 @pytest.mark.parametrize("over", ["x", "residual"])
 def test_recipes_run_in_place(rung: str, layout: str, over: str, seed: int) -> None:
-    """y is x or the residual, with threads and blocks in any order."""
+    """y is x or the residual, with threads and CTAs in any order."""
     operation = OPERATIONS["batch_norm"]
     problem = BatchNormProblem(3, 16, 7, 7, relu=True, residual=True, dtype="fp16", layout=layout)
     inputs = operation.inputs(problem, CPU, seed)
@@ -247,7 +247,7 @@ def test_only_the_gradients_that_are_asked_for(seed: int) -> None:
     assert parameters["bias"].grad is not None
 
 
-# --- what it refuses
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_names() -> None:
         BatchNormProblem.parse("64_56")
 
 
-# --- PyTorch's machinery
+# --- PyTorch's features
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -1,4 +1,4 @@
-"""The gradients of batch normalisation: the same bits in any order, in place, twice, and what is refused."""
+"""The gradients of batch normalization: the same bits in any order, in place, twice, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATION = OPERATIONS["batch_norm_backward"]
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_order_gives_the_same_bits_and_x_may_be_written_over(layout: str, seed: int) -> None:
-    """Blocks that share sums, steps that are cut short, and threads shuffled: nothing depends on who comes first."""
+    """CTAs that share sums, truncated steps, and shuffled threads: results do not depend on the order."""
     problem = BatchNormBackwardProblem(3, 24, 11, 8, "output", residual=True, dtype="fp16", layout=layout)
     recipe = OPERATION.ladder.rung("vectorised").recipe(problem, SharedConfig(64, 3, 1))
     inputs = OPERATION.inputs(problem, CPU, seed)
@@ -64,7 +64,7 @@ def test_gradients_of_gradients(relu: bool, residual: bool, seed: int) -> None:
 
 
 def test_the_mask_is_that_of_the_stored_output() -> None:
-    """What is too small for fp16 was stored as 0, and nothing passes there; a NaN passes."""
+    """Values that underflow fp16 are stored as 0 and pass no gradient; a NaN passes."""
     weight, bias, mean, rstd = torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8)
     rstd[:4] = 2.0**-12
     x = torch.full((1, 8, 2, 2), 2.0**-14, dtype=torch.float16)

@@ -1,4 +1,4 @@
-"""Batch normalisation in training: its further results, an activation, in place, and what is refused."""
+"""Batch normalization in training: its further results, an activation, in place, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_moves_running_statistics_elsewhere_and_saves_what_pytorch_saves(seed
 
 
 def test_running_statistics_and_the_residual_may_be_written_over(seed: int) -> None:
-    """As a plan has it, whose buffers are updated where they are."""
+    """As in a plan, whose buffers are updated in place."""
     problem = BatchNormTrainingProblem(2, 16, 5, 5, relu=True, residual=True, momentum=0.1, layout="nhwc")
     inputs = OPERATION.inputs(problem, CPU, seed)
     expected = {

@@ -1,4 +1,4 @@
-"""Mean and variance of a batch: robust, the same in every run, differentiable."""
+"""Mean and variance of a batch: robust, reproducible, differentiable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def exact(x: torch.Tensor) -> torch.Tensor:
 @each_rung
 @each_layout
 def test_a_mean_of_a_thousand_deviations(rung: Rung[BatchStatisticsProblem], layout: str, seed: int) -> None:
-    """In fp32 the difference of E[x²] and E[x]² would have no digit left: 1e6 has steps of 0.06."""
+    """In fp32 the difference of E[x²] and E[x]² would have no correct digit: at 1e6 the spacing is 0.06."""
     problem = BatchStatisticsProblem(2, 8, 40, 40, layout=layout)
     x = OPERATION.inputs(problem, CPU, seed)["x"] + 1000
     y = OPERATION.output(problem, CPU)
@@ -36,7 +36,7 @@ def test_a_mean_of_a_thousand_deviations(rung: Rung[BatchStatisticsProblem], lay
 
 @each_layout
 def test_every_order_gives_the_same_bits(layout: str, seed: int) -> None:
-    """Threads and blocks shuffled: nothing depends on who comes first."""
+    """Shuffled threads and CTAs: results do not depend on the order."""
     problem = BatchStatisticsProblem(3, 16, 30, 20, dtype="fp16", layout=layout)
     recipe = OPERATION.ladder.rung("split").recipe(problem, SplitConfig(128, 2, 64))
     assert recipe.steps[0].grid[0] > 4, "several splits"  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def test_every_order_gives_the_same_bits(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("channels", [1, 5, 8, 72])
 @pytest.mark.parametrize("config", [SplitConfig(128, 4, 48), SplitConfig(64, 1, 4096)], ids=str)
 def test_splits_of_any_size(layout: str, channels: int, config: SplitConfig, seed: int) -> None:
-    """Last splits that are short, blocks with threads left over; every access checked."""
+    """Short last splits, CTAs with idle threads; every access is checked."""
     problem = BatchStatisticsProblem(3, channels, 13, 7, dtype="bf16", layout=layout)
     x = OPERATION.inputs(problem, CPU, seed)["x"]
     y = OPERATION.output(problem, CPU).fill_(float("nan"))
@@ -72,7 +72,7 @@ def test_a_constant_channel_has_no_variance() -> None:
 @each_rung
 @each_layout
 def test_numbers_near_the_largest(rung: Rung[BatchStatisticsProblem], layout: str) -> None:
-    """Their squares are beyond fp32: what no thread has seen yet must add 0 to the mean, not 0 times infinity."""
+    """Their squares overflow fp32: unread slots must add 0 to the mean, not 0 times infinity."""
     problem = BatchStatisticsProblem(2, 8, 10, 10, layout=layout)
     x = torch.full((2, 8, 10, 10), 1e30).contiguous(
         memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format

@@ -1,4 +1,4 @@
-"""Calls from Python: what is made ready once, and the short way past PyTorch's dispatcher."""
+"""Calls from Python: one-time preparations, and the fast path past PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.bench.fake import Scale, ScaleProblem, rung
 
 @pytest.fixture
 def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls go as they do on a GPU, but over the twin's launches: only pointers are set."""
+    """Calls take the GPU's code path, but over the twin's launches: only pointers are set."""
     monkeypatch.setattr(Executable, "supports_pointer_updates", property(lambda self: True))
     monkeypatch.setattr(FAST_PATHS, "current_stream", lambda _: 0)
     monkeypatch.setattr(FAST_PATHS, "is_capturing", lambda: False)
@@ -54,7 +54,7 @@ def test_a_call_again_gives_what_the_first_would(last: bool, by_pointers: None) 
         expected = F.conv2d(x, weight, bias, padding=1)
         torch.testing.assert_close(ops.conv2d(x, weight, bias, padding=1), expected, rtol=1e-3, atol=1e-3)
         shifted = torch.cat((x.new_zeros(1), x.permute(0, 2, 3, 1).reshape(-1)))[1:]
-        apart = shifted.view(2, 6, 6, 8).permute(0, 3, 1, 2)  # between multiples of 16 bytes
+        apart = shifted.view(2, 6, 6, 8).permute(0, 3, 1, 2)  # misaligned to 16 bytes
         torch.testing.assert_close(ops.conv2d(apart, weight, bias, padding=1), expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(
             ops.conv2d(x, weight, padding=(1, 1)), F.conv2d(x, weight, padding=1), rtol=1e-3, atol=1e-3
@@ -129,7 +129,7 @@ def test_threads_have_calls_of_their_own(by_pointers: None) -> None:
 
 
 class Noting(TorchDispatchMode):
-    """Notes the operators that it sees."""
+    """Records the operators that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Noting(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """Another mode, which may change what functions do."""
+    """Another mode, which may change results of functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def test_executables_are_made_ready_once_for_each_operation_problem_rung_and_dev
 
 def test_negative_views_are_left_to_the_dispatcher(by_pointers: None) -> None:
     for x in (torch.randn(4, 4), torch._neg_view(torch.randn(4, 4))):
-        for _ in range(4):  # the third takes the short way, if there is one
+        for _ in range(4):  # the third call uses the fast path, if there is one
             assert torch.equal(ops.relu(x), x.relu())
 
 
@@ -231,7 +231,7 @@ def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     with (
         torch.device("meta"),
         patch.object(RELU, "_packet", None),
-    ):  # of new tensors, which this makes none of
+    ):  # of new tensors; this creates none
         assert ops.relu(x).device == x.device
     with torch.device("meta"), Functions() as functions, patch.object(RELU, "_packet", functions.note):
         assert ops.relu(x) is None and functions.seen
@@ -251,7 +251,7 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
     to = torch.bfloat16
     held = [cast_parameter(used, to), cast_parameter(unused, to)]
     assert cast_parameter(used, to) is held[0] and copied == [1, 1]
-    for expected in (2, 1):  # who was not asked for is forgotten
+    for expected in (2, 1):  # operators without a call are freed
         with torch.no_grad():
             used.mul_(2)
             unused.mul_(2)
@@ -266,7 +266,7 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
         used.mul_(2)
         unused.mul_(2)
     cast_parameter(used, to)
-    unused.data.mul_(2)  # no version tells
+    unused.data.mul_(2)  # no version counter shows it
     casting.thread_casts.passes[0] += 1
     assert torch.equal(cast_parameter(unused, to), unused.to(to)), (
         "a backward pass has come by since it was cast"
@@ -355,7 +355,7 @@ def test_lists_of_parameters_are_cast_under_autocast(by_pointers: None) -> None:
 
 
 def test_a_chain_that_is_ready_trains_without_the_dispatcher(by_pointers: None) -> None:
-    """Once calls are ready, little Python is called forward and backward."""
+    """Once calls are prepared, little Python runs in forward and backward."""
     torch.manual_seed(0)
     model = models.FusedSpectralAutoencoder(8, 2, 4)
     x = torch.randn(3, 16)
@@ -389,7 +389,7 @@ def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
 
     expected = found()
     lacking = FastPaths(lambda path: None)
-    # Without these, nobody knows whether the dispatcher can be left out; the others are tried with them too.
+    # Without these, it is unknown whether the dispatcher can be bypassed; the others are tested with them too.
     needed = {name: getattr(FAST_PATHS, name) for name in ("function_modes", "dispatch_modes", "transforms")}
     for there in (needed, {}):
         for name, value in {**vars(lacking), **there}.items():
@@ -409,7 +409,7 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
         return torch.empty(1)
 
     odd = FastPaths(lambda path: other if "guards" in path else lookup(path))
-    x = torch.randn(3, 3).t()  # of its own transpose's size: strides alone tell them apart
+    x = torch.randn(3, 3).t()  # its transpose has the same size: only strides tell them apart
     made = odd.allocator(x.device)(x.shape, x.stride(), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == (x.shape, x.stride(), torch.float16)
     for words in (odd, FAST_PATHS):
@@ -420,7 +420,7 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
 
 
 def test_the_short_way_asks_for_what_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These are not PyTorch's public words; without them calls would be slow."""
+    """These are private PyTorch APIs; without them calls would be slow."""
     assert not FAST_PATHS.dispatch_modes() and not FAST_PATHS.function_modes() and not FAST_PATHS.transforms()
     x = torch.randn(2, 3)
     assert FAST_PATHS.guard([x]).__name__ == "check"

@@ -1,4 +1,4 @@
-"""Which rung is chosen when none is asked for."""
+"""Which rung is chosen by default."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_large_filters_go_through_the_frequency_domain() -> None:
 
 
 def test_winograd_is_for_many_pixels() -> None:
-    """Before Hopper: there three products of halves on wgmma are faster still."""
+    """Before Hopper, where three wgmma products of halves are faster still."""
     many, few = (
         Conv2dProblem.parse(name, "fp32", "nhwc") for name in ("128to128_28_k3s1_b256", "512to512_7_k3s1_b1")
     )
@@ -229,14 +229,14 @@ def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: 
 
 
 def test_the_last_resort_is_estimated_with_caution() -> None:
-    """`direct` took this long on an H200, and more than its rate says for odd shapes: another is worth a try first."""
+    """`direct` took this long on an H200, longer than its rate for odd shapes: another rung is worth trying first."""
     one, problem = Conv2d.ladder.rung("direct"), Conv2dProblem.parse("64to64_56_k3s1_b256", "fp32", "nhwc")
     for config in one.configs(problem):
         assert 118173.0 < (one.estimate(problem, config) or 0.0) < 4 * 118173.0
 
 
 def test_every_preferred_rung_of_conv2d_has_estimates() -> None:
-    """One without ends the competition, whatever those behind it could do."""
+    """A rung without an estimate ends the search, whatever later ones could do."""
     operation = Conv2d()
     asked: Counter[str] = Counter()
     for problem in problems(60):

@@ -1,4 +1,4 @@
-"""Problems that a plan leaves to PyTorch, by what was measured and by estimates."""
+"""Problems that a plan leaves to PyTorch, by measurements and by estimates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONV2D = OPERATIONS["conv2d"]
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
-    """The tables of a GPU that need not be here."""
+    """The tables of a fake GPU."""
     found: list[Table] = []
     monkeypatch.setattr(pytorch, "tables_for", lambda device: found)
     return found
@@ -50,7 +50,7 @@ def test_rungs_that_are_no_last_resort_do_what_they_take(tables: list[Table]) ->
 
 
 def test_the_foot_may_be_the_quickest_of_several(tables: list[Table]) -> None:
-    """Then the others, which are about as quick, say that this is nothing for PyTorch."""
+    """Then the other rungs, which are about as fast, show that PyTorch is not better."""
     choice = by("direct", "192to192_28_k3s2g192_b1")
     own = choice.rung.estimate(choice.problem, choice.config)
     assert own is not None and own > CONV2D.pytorch_us(choice.problem, choice.rung.card)

@@ -151,7 +151,7 @@ def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch
     assert (
         choose(OPERATIONS["conv2d"], PROBLEM, device, avoid=frozenset({f"conv2d/{rung}"})).rung.name != rung
     )
-    # What a table of another version asks for may be gone.
+    # Rungs in a table of another version may be gone.
     monkeypatch.setattr(
         choosing, "tables_for", lambda device: (Table("old", {key_of("conv2d", PROBLEM): ENTRY}),)
     )
@@ -173,7 +173,7 @@ def test_every_shipped_table_can_be_read() -> None:
 
 
 def test_every_shipped_choice_is_still_on_offer() -> None:
-    """A table of configs that a rung no longer has would be passed over in silence."""
+    """Configs that a rung no longer has would silently be ignored."""
     for path in table.SHIPPED.glob("*.json"):
         for key, entry in read(path, "shipped").entries.items():
             operation, name, dtype, layout = key.split()

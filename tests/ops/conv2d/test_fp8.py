@@ -1,4 +1,4 @@
-"""Convolutions in FP8 on the twin: every code, saturation, units, and what is refused."""
+"""Convolutions in FP8 on the twin: every code, saturation, units, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(problem: Conv2dProblem, inputs: dict[str, torch.Tensor]) -> torch.Tensor
 
 
 def identity(**changed: object) -> tuple[Conv2dProblem, dict[str, torch.Tensor]]:
-    """16 pixels of 16 channels that a 1x1 filter leaves as they are: every code once."""
+    """16 pixels of 16 channels and an identity 1x1 filter: every code once."""
     problem = Conv2dProblem.square(16, 16, 4, 1, dtype="fp8", layout="nhwc", **changed)  # type: ignore[arg-type]
     image = CODES.view(1, 4, 4, 16).permute(0, 3, 1, 2)
     inputs = {
@@ -68,7 +68,7 @@ def test_a_nan_spreads_over_its_pixel_and_stays_a_nan() -> None:
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("output", ["", "fp16"])
 def test_rounding_is_that_of_the_exact_result(output: str, splits: int) -> None:
-    """With sums that fp32 holds exactly, kernel and PyTorch must agree to the last bit but for ties."""
+    """If fp32 sums are exact, kernel and PyTorch must agree to the last bit except for ties."""
     problem = replace(SMALL, output=output, channels=128)
     inputs = random_inputs(problem, CPU, 1)
     inputs["x"] = inputs["x"].float().round().to(E4M3)

@@ -24,7 +24,7 @@ CONV2D = OPERATIONS["conv2d"]
 RUNGS = [rung for rung in CONV2D.ladder if "int8" in rung.dtypes]  # type: ignore[attr-defined]
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 FEW_COUNTERS = 64
-"""Bytes that may be spilled next to 128 accumulators: a few counters, which are loaded once per tile."""
+"""Spills allowed next to 128 accumulators: a few counters, which are loaded once per tile."""
 EDGES = [
     -200.0,
     -128.5,

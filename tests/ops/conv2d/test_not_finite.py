@@ -1,4 +1,4 @@
-"""NaN, infinities and overflow through every rung of conv2d, as docs/non-finite.md promises."""
+"""NaN, infinities and overflow through every rung of conv2d, as documented in docs/non-finite.md."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.support import SHARE, all_rungs, cover, label, supported
 CPU = torch.device("cpu")
 CONV2D = OPERATIONS["conv2d"]
 SPLIT = ("tensor_core_split", "wgmma_split")
-"""Halves of an infinity: infinity and NaN. What is not finite is so still, as either."""
+"""Halves of an infinity: infinity and NaN. Non-finite values stay non-finite, as either."""
 SPREAD = ("winograd", "fft")
-"""Sums over the pixels of a tile or an image: what is not finite reaches others there, which are not finite then."""
+"""Sums over the pixels of a tile or an image: non-finite values spread to other outputs there."""
 HALF = ("half_storage",)
-"""x and weights are rounded to fp16 first, beyond whose range they are infinite."""
+"""x and weights are rounded to fp16 first, where larger values become infinite."""
 each_rung = pytest.mark.parametrize("rung", CONV2D.ladder.rungs, ids=label)
 
 
 def problem_for(rung: Rung[Conv2dProblem]) -> Conv2dProblem:
-    """Of those that all rungs are run on, for the sake of the compiler; the smallest that the formula knows."""
+    """Problems on which all rungs run, to save compilations; the smallest that the formula covers."""
     turn = [other.name for _, other in all_rungs()].index(rung.name)
     known = cover(CONV2D, rung, CONV2D.small_problems, turn, SHARE)
     known += [v for variants in supported(CONV2D, rung, CONV2D.small_problems) for v in variants]
@@ -99,7 +99,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2
 @pytest.mark.share(4)
 @each_rung
 def test_what_is_too_large_is_infinite(rung: Rung[Conv2dProblem]) -> None:
-    """Sums of 1.8 times the largest number; at the borders, where windows see less, they are numbers still."""
+    """Sums of 1.8 times the largest number; at the borders, where windows see less, they stay finite."""
     problem = problem_for(rung)
     inputs = CONV2D.inputs(problem, CPU, 1)
     inputs["x"].fill_(0.9 * torch.finfo(STORAGE[problem.dtype]).max)

@@ -1,4 +1,4 @@
-"""Offsets past 2^31: where a pixel lies in images larger than 32 bits can count. Nothing so large is touched."""
+"""Offsets past 2^31: pixel addresses in images larger than 32 bits can count. No such memory is accessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator as PyTorch sees it: what it refuses, what it accepts, and what it works together with."""
+"""The operator in PyTorch: its refusals, its inputs, and its interplay with PyTorch's features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.ops import conv2d
 from escalade.ops.conv2d.op import problem_of
 from tests import formulas
 
-# Few kernels: on the twin each combination of filter, stride, dtype, layout and epilogue is compiled.
+# Few kernels: the twin compiles each combination of filter, stride, dtype, layout and epilogue.
 SETTINGS: dict[str, Any] = {"padding": 1}
 
 
@@ -37,7 +37,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected.to(result.dtype), rtol=tolerance, atol=tolerance)
 
 
-# --- what it refuses, with which sentence
+# --- refusals and their messages
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_every_refusal_is_an_escalade_error_and_a_value_error() -> None:
     assert isinstance(caught.value, ValueError)
 
 
-# --- what it computes
+# --- results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -189,7 +189,7 @@ def test_weight_bias_and_residual_may_be_strided_too(seed: int) -> None:
 
 
 def test_kernels_are_given_aligned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misaligned 16-byte load is an error of the GPU, and of the GPU only."""
+    """A misaligned 16-byte load is an error on the GPU only."""
     given: list[int] = []
     bind = Executable.bind
 
@@ -241,7 +241,7 @@ def test_nan_and_inf_travel(where: str, value: float, memory_format: torch.memor
     inputs = {"x": x, "weight": weight, "bias": torch.ones(16), "residual": torch.ones(2, 16, 7, 7)}
     inputs[where].view(-1)[40 % inputs[where].numel()] = value
     x = inputs["x"].contiguous(memory_format=memory_format)
-    # What is chosen for fp32 in NHWC splits its operands, and makes NaN of an infinity.
+    # The default for fp32 in NHWC splits its operands, and turns an infinity into NaN.
     rung = "implicit_gemm" if memory_format is torch.channels_last else None
     y = conv2d(x, inputs["weight"], inputs["bias"], inputs["residual"], relu=True, rung=rung)
     sums = formulas.convolution(x, inputs["weight"], inputs["bias"]) + inputs["residual"]
@@ -347,7 +347,7 @@ def test_second_derivatives(seed: int) -> None:
     torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-2)
 
 
-# --- PyTorch's machinery
+# --- PyTorch's features
 
 
 def _samples() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -429,7 +429,7 @@ def test_meta_tensors_give_shape_and_layout() -> None:
 
 
 def test_vmap_is_refused_or_right() -> None:
-    """Not a silent wrong answer."""
+    """Not silently wrong."""
     x, weight = tensors()
     try:
         y = torch.func.vmap(lambda image: conv2d(image[None], weight, **SETTINGS)[0])(x)

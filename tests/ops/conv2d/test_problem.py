@@ -74,7 +74,7 @@ def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
 
 @given(problems())
 def test_flops_count_every_product_and_sum(problem: Conv2dProblem) -> None:
-    """Those with padding too, as everyone counts them."""
+    """Operations including padding, as usually counted."""
     p = problem
     products = p.group_channels * p.filter_height * p.filter_width + p.shortcut_channels
     assert p.flops == 2 * p.output_elements * products

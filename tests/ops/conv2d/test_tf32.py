@@ -1,4 +1,4 @@
-"""TF32's errors point either way: a deep network would add up those that all point the same."""
+"""TF32's errors have either sign: a deep network would add up errors of one sign."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = {
 
 @pytest.mark.parametrize(("name", "problem"), CASES.values(), ids=CASES)
 def test_results_are_not_smaller_on_average(name: str, problem: Conv2dProblem, seed: int) -> None:
-    """Of positive numbers, whose errors nothing hides: truncating an operand would cost 3.4e-4 of every result."""
+    """Products of positive numbers, which hide no error: truncating an operand would cost 3.4e-4 of every result."""
     rung = CONV2D.ladder.rung(name)
     assert rung.supports(problem) is None
     inputs = {key: value.abs() for key, value in CONV2D.inputs(problem, CPU, seed).items()}

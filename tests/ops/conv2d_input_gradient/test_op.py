@@ -1,4 +1,4 @@
-"""conv2d_input_gradient as an operator of PyTorch, and conv2d's gradient in autograd."""
+"""conv2d_input_gradient as a PyTorch operator, and conv2d's gradient in autograd."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_it_has_gradients_of_its_own() -> None:
 
 
 def test_conv2d_goes_back_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of x is ours where there is more than `direct`, and PyTorch's where there is not."""
+    """The gradient of x is ours if a rung above `direct` supports it, else PyTorch's."""
     made = []
 
     def noting(operation: Operation[Any], *rest: Any) -> Any:
@@ -155,7 +155,7 @@ def test_conv2d_goes_back_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executables, "choose", noting)
     for groups, ours in ((1, True), (4, False)):
         made.clear()
-        x = torch.randn(1, 8, 7, 10 + groups, requires_grad=True)  # of a size that no other test has
+        x = torch.randn(1, 8, 7, 10 + groups, requires_grad=True)  # a size that no other test uses
         weight = torch.randn(8, 8 // groups, 3, 3)
         y = conv2d(x, weight, padding=1, groups=groups)
         gradient = torch.randn_like(y)

@@ -1,4 +1,4 @@
-"""conv2d_input_gradient: its problem, and its classes of pixels."""
+"""conv2d_input_gradient: its problem, and its sub-pixel phases."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_classes_meet_every_tap_that_meets_them(stride: int, dilation: int) -> N
 
 
 def _check_classes(size: int, taps: int, stride: int, padding: int, dilation: int) -> None:
-    """One dimension by hand: pixel, tap and the row of y where they meet, each such triple once."""
+    """One dimension by hand: pixel, tap and the row of y that combines them, each triple once."""
     rows = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
     meetings = (
         (row * stride + tap * dilation - padding, tap, row) for row in range(rows) for tap in range(taps)

@@ -1,4 +1,4 @@
-"""conv2d_weight_gradient: its problem, odd sizes, the bias's gradient, what it refuses, and conv2d's gradient."""
+"""conv2d_weight_gradient: its problem, odd sizes, the bias gradient, refusals, and conv2d's gradient."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tests.support import Sample, check
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["conv2d_weight_gradient"]
 MOST_CHANNELS = {"few_channels": 8, "skinny": 4, "wgmma_groups": 64}
-"""The most channels that rungs for few take, and one whose groups are multiples of 16 bytes."""
+"""The most channels that rungs for few support, and a problem whose groups are multiples of 16 bytes."""
 DTYPE = dict.fromkeys(("atomics", "shared_sums", "wgmma_split", "window_split"), torch.float32)
-"""What rungs are tried in that do not take fp16."""
+"""The dtype for rungs without fp16."""
 NAMES = tuple(rung.name for rung in OPERATION.ladder)
 each_fast_rung = pytest.mark.parametrize("rung", [WGMMA, WINDOW], ids=lambda rung: rung.name)
 
@@ -68,19 +68,19 @@ def expected(
 
 
 def in_groups(gradient: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return the blocks on the diagonal of the gradient of all weights."""
+    """Return the diagonal blocks of the gradient of all weights."""
     filters, channels = (size // groups for size in gradient.shape[:2])
     blocks = (slice(group * channels, (group + 1) * channels) for group in range(groups))
     return torch.cat([part[:, block] for part, block in zip(gradient.split(filters), blocks, strict=True)])
 
 
 def groups_of(rung: str, channels: int) -> int:
-    """Return the groups in which a rung is tried."""
+    """Return the groups for testing a rung."""
     return {"depthwise": channels, "wgmma_groups": 4}.get(rung, 1)
 
 
 def assert_close(result: torch.Tensor, right: torch.Tensor) -> None:
-    """As far apart as the result's rounding, and sums in fp32, allow."""
+    """The tolerance for the result's rounding and fp32 sums."""
     rounding = torch.finfo(result.dtype).eps
     torch.testing.assert_close(result.double(), right, rtol=rounding, atol=1e-5 * float(right.abs().max()))
 
@@ -107,13 +107,13 @@ def test_a_problem_is_of_the_convolution_alone(changes: dict[str, Any]) -> None:
 
 def test_parts_fill_the_card_in_whole_waves() -> None:
     work = SplitWork(tiles=3, pieces=1000, cycles=1000.0, slots=132, elements=1000, card=H200)
-    assert work.best() == 23  # 44 parts of 3 tiles are 132 blocks
-    assert replace(work, cycles=1.0, elements=10**7).best() > 23  # adding up is the larger work
+    assert work.best() == 23  # 44 splits of 3 tiles are 132 CTAs
+    assert replace(work, cycles=1.0, elements=10**7).best() > 23  # adding up takes longer
     assert replace(work, tiles=400, pieces=1).best() == 1
-    assert work.best(most=9) == 8  # of 132 parts, in three whole waves; 112 would be enough
+    assert work.best(most=9) == 8  # 132 splits in three full waves; 112 would be enough
 
 
-# --- what is computed
+# --- results
 
 ODD = (
     "64to64_5x4_k3s1_b3",
@@ -135,7 +135,7 @@ def test_odd_sizes(rung: Any, name: str, dtype: str, seed: int) -> None:
 
 @pytest.mark.parametrize("part_slabs, lanes", [(5, 1), (2, 4), (1, 8)])
 def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int) -> None:
-    """36 k-tiles: of few parts a thread has them all, of many every so-manieth."""
+    """36 k-tiles: a thread adds all of few splits, and every n-th of many."""
     problem = half("8to8_16x16_k1s1_b9_bias")
     config = WgmmaConfig(64, 64, 1, 2, 3, part_slabs)
     total = WGMMA.recipe(problem, config).steps[-1]
@@ -149,7 +149,7 @@ def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int)
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_tensor_cores_add_up_few_upper_halves_in_fp32(rung: Any, most: int, config: Any, seed: int) -> None:
-    """128 products in one part of those with a lower half, in at least two of the upper halves."""
+    """128 products in one split of those with a lower half, in at least two of the upper halves."""
     problem = half("8to8_8x16_k3s1_b16_bias", "fp32")
     *_, upper_lower, upper, lower_upper, _ = rung.recipe(problem, config).steps
     assert all(isinstance(step, KernelCall) for step in (upper_lower, upper, lower_upper))
@@ -213,7 +213,7 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
 
 @pytest.mark.parametrize("rung", NAMES)
 def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
-    """A corner of the image, which the last row and column of taps do not see; and one channel of a gradient."""
+    """A corner of the image, which the last row and column of taps do not cover; and one channel of a gradient."""
     channels = 16 if rung == "depthwise" else MOST_CHANNELS.get(rung, 8)
     groups = groups_of(rung, channels)
     x, gradient = tensors(18, channels, 4, 4, filters=16, dtype=DTYPE.get(rung, torch.float16))
@@ -227,14 +227,14 @@ def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
 
 
 def test_a_walk_down_a_depthwise_column_keeps_the_stride(seed: int) -> None:
-    """Several rows at a time, of which the image has no whole number, and several columns one after another."""
+    """Several rows at a time, which do not divide the image, and several columns one after another."""
     problem = half("8to8_13x5_k3s2p1d1x2g8_b2_bias")
     for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 4, 2, 1, part_rounds=2)):
         check(OPERATION, DEPTHWISE, problem, config, CPU, seed)
 
 
 def test_one_bias_may_be_off_by_what_its_rounding_is() -> None:
-    """With this seed by more than twice the mean over the weights, which is all that those are allowed."""
+    """With this seed by more than twice the mean over the weights, which is their bound."""
     problem = replace(Conv2dWeightGradientProblem.parse("8to1_3_k3s1_b1_bias"), dtype="bf16")
     rung = OPERATION.ladder.rung("direct")
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed=78)
@@ -250,7 +250,7 @@ def test_strided_tensors_and_an_empty_batch() -> None:
     assert of_bias is not None and of_bias.shape == (8,) and not of_bias.any()
 
 
-# --- what is refused
+# --- refusals
 
 
 @each_fast_rung
@@ -293,7 +293,7 @@ def test_bad_tensors_are_refused() -> None:
         conv2d_weight_gradient(x, gradient, 3, padding=1, groups=3)
 
 
-# --- which rung
+# --- the choice
 
 
 def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> None:
@@ -348,8 +348,8 @@ def leaves(x: torch.Tensor, filters: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_it_is_the_gradient_of_conv2d(layout: torch.memory_format) -> None:
-    """Of small integers, whose sums fp16 holds in whatever order: PyTorch, which some layouts are left to, rounds what
-    an image adds to them."""
+    """For small integers, whose sums are exact in fp16 in any order: PyTorch, which computes some layouts, rounds each
+    image's contribution."""
     x, gradient = (tensor.clamp(-4, 4).round() for tensor in tensors(2, 64, 5, 4, filters=64, stride=2))
     x = x.contiguous(memory_format=layout)
     inputs = leaves(x, 64)
@@ -361,7 +361,7 @@ def test_it_is_the_gradient_of_conv2d(layout: torch.memory_format) -> None:
 
 
 def test_second_derivatives() -> None:
-    """Of something that is linear in x and in the gradient."""
+    """Gradient of a function that is linear in x and in the gradient."""
     x, gradient = tensors(2, 8, 5, 5, filters=8, dtype=torch.float32)
     x, gradient = x.requires_grad_(), gradient.requires_grad_()
     of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, padding=1, bias=True)

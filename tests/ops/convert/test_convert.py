@@ -1,4 +1,4 @@
-"""The conversion: names, limits, what is exact, and what the engine asks of it."""
+"""The conversion: names, limits, exact cases, and the forms that the engine needs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_conversions_round_as_pytorch_does(source: str, layout: str, seed: int) 
 
 
 def test_the_reference_takes_images_in_any_strides(seed: int) -> None:
-    """As tensors of PyTorch come, besides the order in memory that kernels see."""
+    """As PyTorch tensors, with their memory layout as kernels see it."""
     problem = replace(IMAGE, source_layout="nhwc")
     x = torch.randn(2, 3, 6, 10).contiguous(memory_format=torch.channels_last)
     in_memory = x.permute(0, 2, 3, 1).reshape(2, 60, 3)

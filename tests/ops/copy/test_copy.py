@@ -1,4 +1,4 @@
-"""Movements: names, refusals, any order and stride on either side, and which rung does what."""
+"""Movements: names, refusals, any order and stride on either side, and which rung supports what."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKED = TwinOptions(order=Order(seed=1, late=True), checks=True)
 
 
 def run(problem: CopyProblem, inputs: Mapping[str, torch.Tensor], rung: str | None = None) -> torch.Tensor:
-    """The result on the twin, in memory of sevens."""
+    """The result on the twin, in memory filled with sevens."""
     chosen = choose(COPY, problem, CPU, rung)
     y = COPY.output(problem, CPU).fill_(7)
     bind(chosen.rung.recipe(problem, chosen.config), {**inputs, "y": y}, options=CHECKED)()
@@ -30,7 +30,7 @@ def run(problem: CopyProblem, inputs: Mapping[str, torch.Tensor], rung: str | No
 
 @st.composite
 def problems(draw: st.DrawFn) -> CopyProblem:
-    """A box of a dense tensor, some of it left out or turned around, to a box of another in any order."""
+    """A box of a dense tensor, partially skipped or reversed, to a box of another in any order."""
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
     steps = draw(st.tuples(*[st.sampled_from([1, 1, 2, -1])] * len(sizes)))
     axes = draw(st.permutations(range(len(sizes))))
@@ -63,7 +63,7 @@ def test_every_element_goes_where_it_belongs_and_nothing_else_is_written(problem
 
 
 def test_all_bits_are_moved_as_they_are() -> None:
-    """Also those of numbers that no arithmetic keeps."""
+    """Also bits of numbers that arithmetic would change."""
     problem = replace(permuted((2, 66, 40), (0, 2, 1)), dtype="bf16")
     inputs = random_inputs(problem, CPU, 3)
     inputs["x0"].view(torch.int16)[:4] = torch.tensor([0x7FA5, -1, 0x7F80, -32768])

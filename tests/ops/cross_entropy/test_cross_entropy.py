@@ -1,4 +1,4 @@
-"""The cross-entropy: PyTorch's, of rows and of pixels, with its gradient; rows that do not count, and its sentences."""
+"""Cross-entropy: matches PyTorch for rows and pixels, with its gradient; ignored rows, and messages."""
 
 from __future__ import annotations
 

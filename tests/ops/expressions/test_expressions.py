@@ -1,4 +1,4 @@
-"""Pointwise programs: their text, their one form, and that the twin computes what PyTorch does."""
+"""Pointwise programs: their text, their canonical form, and results on the twin that match PyTorch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_text_is_parsed_into_what_it_says(text: str) -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Expression:
-    """Draw calls that may be alike, or needed by no result."""
+    """Draw calls that may be equal, or unused."""
     calls: list[FunctionCall] = []
     for _ in range(draw(st.integers(0, 6))):
         name = draw(st.sampled_from(sorted(FUNCTIONS)))
@@ -59,7 +59,7 @@ def programs(draw: st.DrawFn) -> Expression:
 
 @given(st.lists(st.sampled_from(("x", 0.0, -0.0, 1.0, 0, 1)), min_size=8, max_size=8))
 def test_one_form_computes_what_all_calls_do(drawn: list[str | float | int]) -> None:
-    """The place of a call equals a number, 0 equals -0, and their quotients tell them apart."""
+    """The index of a call equals a number, 0 equals -0, and their quotients tell them apart."""
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     calls = (
         FunctionCall("exp", ("x",)),
@@ -92,7 +92,7 @@ def test_calls_that_are_the_same_are_one() -> None:
 
 
 def test_a_call_is_not_the_number_of_its_place() -> None:
-    """In Python 0 equals 0.0: the two gradients of `torch.where` were one."""
+    """In Python 0 equals 0.0: the two gradients of `torch.where` were merged."""
     text = "t0 = x + a; where(b, t0, 0) + -where(b, 0, t0)"
     assert Expression.parse(text).text == text
     assert Expression.parse("t0 = exp(x); t0 - 0, t0 - t0") != Expression.parse(

@@ -1,4 +1,4 @@
-"""The convolution of few channels by definition, for what is not finite."""
+"""The convolution of few channels by definition, for non-finite values."""
 
 from __future__ import annotations
 

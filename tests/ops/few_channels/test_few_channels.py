@@ -1,4 +1,4 @@
-"""The convolution of few channels: problems, refusals, tiles of every form, the operator, what is not finite."""
+"""The convolution of few channels: problems, refusals, tiles of every form, the operator, non-finite values."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_problem_has_a_preferred_rung() -> None:
             assert any(OPERATION.ladder.rung(name).supports(form) is None for name in names)
 
 
-# --- what is launched
+# --- launches
 
 
 def test_chunks_take_turns_in_two_lanes_with_workspaces_of_their_own() -> None:
@@ -147,7 +147,7 @@ def test_16_bit_images(rung: str, dtype: str, seed: int) -> None:
     check(OPERATION, chosen, problem, chosen.configs(problem)[0], CPU, seed)
 
 
-# --- what is not finite
+# --- non-finite values
 
 
 @pytest.mark.parametrize("rung", ("matrix_unroll", "tensor_cores", "fusion", "half", "direct", "rows"))

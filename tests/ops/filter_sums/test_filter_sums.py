@@ -1,4 +1,4 @@
-"""Sums of filters: names, limits, and that a convolution by them is that of repeated pixels."""
+"""Sums of filters: names, limits, and that their convolution equals one over repeated pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group normalisation as an operator: its sentences, its gradient, its choices, and what is no finite number."""
+"""Group normalization as an operator: its messages, gradient, choices, and non-finite values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_pixels_may_lie_apart(rung: Rung[GroupNormProblem], seed: int) -> None:
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 132])
 def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> None:
-    """Moments of some rows and results of others in turn, on cards where more and fewer rows are in flight."""
+    """Statistics of some rows and results of others alternate, on cards with more and with fewer rows in flight."""
     problem = GroupNormProblem(3, 8, 40, 47, 2, layout="nchw", relu=True)
     rung = GROUP_NORM.ladder.on(replace(TWIN, multiprocessors=multiprocessors)).rung("streamed")
     inputs = random_inputs(problem, torch.device("cpu"), 1)
@@ -95,7 +95,7 @@ def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> Non
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_staged_blocks_take_row_after_row(dtype: str, seed: int) -> None:
-    """With checks, on a card where one CTA has five rows, and both of its buffers are filled again."""
+    """With checks, on a card where one CTA has five rows, so that both of its buffers are refilled."""
     problem = GroupNormProblem(1, 10, 9, 13, 5, layout="nchw", dtype=dtype)
     rung = GROUP_NORM.ladder.on(replace(TWIN, multiprocessors=1, registers=1)).rung("staged")
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)

@@ -1,4 +1,4 @@
-"""Layer normalisation as an operator: its sentences, its gradient, and what is no finite number."""
+"""Layer normalization as an operator: its messages, gradient, and non-finite values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_gradient_is_pytorchs() -> None:
 def test_a_row_that_is_not_finite_stays_alone(rung: str) -> None:
     x = torch.randn(4, 24)
     x[1, 3], x[2, 5] = torch.nan, torch.inf
-    if rung == "columns":  # of rows that lie side by side
+    if rung == "columns":  # of adjacent rows
         chosen, problem = LAYER_NORM.ladder.rung(rung), LayerNormProblem(1, 24, False, False, inner=4)
         tensors = {"x": x.mT.contiguous(), "y": torch.empty(24, 4)}
         bind(chosen.recipe(problem, chosen.configs(problem)[0]), tensors)()

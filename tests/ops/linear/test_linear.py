@@ -1,4 +1,4 @@
-"""linear: its problem, what it refuses, and that it agrees with PyTorch as an operator."""
+"""linear: its problem, refusals, and agreement with PyTorch as an operator."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def means_by(rung: str, problem: LinearProblem, inputs: dict[str, torch.Tensor])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("rung", ["naive", "pooled"])
 def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> None:
-    """Sums of small integers are exact whatever their order: what is left is the rounding of the means."""
+    """Sums of small integers are exact in any order: only the means are rounded."""
     problem = LinearProblem(2, 72, 19, bias=True, dtype=dtype, pixels=49)
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(-8, 9, (2, 49, 72), generator=generator).to(STORAGE[dtype])

@@ -20,7 +20,7 @@ from tests import formulas
 
 CPU = torch.device("cpu")
 PLAIN = MaxPool2dProblem(2, 8, 9, 9, (3, 3), (2, 2), (1, 1))
-# Few kernels: on the twin each combination of window, dtype and layout is compiled.
+# Few kernels: the twin compiles each combination of window, dtype and layout.
 WINDOW: dict[str, Any] = {"kernel": 3, "stride": 2, "padding": 1}
 
 

@@ -1,4 +1,4 @@
-"""The gradient of a maximum: PyTorch's rules for ties and NaN, what it refuses, the operator, and autograd."""
+"""The gradient of a maximum: PyTorch's rules for ties and NaN, refusals, the operator, and autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import formulas
 
 CPU = torch.device("cpu")
 PLAIN = MaxPool2dBackwardProblem.parse("8_9_k3s2p1_b2")
-# Few kernels: on the twin each combination of window, dtype and layout is compiled.
+# Few kernels: the twin compiles each combination of window, dtype and layout.
 WINDOW: dict[str, Any] = {"kernel": 3, "stride": 2, "padding": 1}
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
@@ -111,7 +111,7 @@ def test_opcheck(memory_format: torch.memory_format) -> None:
 
 
 def test_autograd_once_and_twice_and_compiled() -> None:
-    """Through this operator, for a network that is compiled too."""
+    """Through this operator, also for a compiled network."""
     x, _ = tensors(torch.channels_last)
 
     def gradients(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:

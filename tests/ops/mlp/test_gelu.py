@@ -1,4 +1,4 @@
-"""The forms of GELU: how far each is from the function, and that what is no number stays so."""
+"""The forms of GELU: their errors, and that NaN stays NaN."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LARGEST_ERRORS = {
     "gelu_tanh": ("tanh", 5e-7),
     "gelu_tanh_by_exp2": ("tanh", 6e-7),
 }
-"""Over [-10, 10]: which function of PyTorch a form stands for, and how far it is from it, with the tanh, 2^x and 1 / x
-of the special-function unit taken as exact; the card's tanh adds up to 2^-11 of x."""
+"""Over [-10, 10]: the PyTorch function that a form computes, and its error, taking the tanh, 2^x and 1 / x
+of the special-function unit as exact; the card's tanh adds up to 2^-11 of x."""
 
 
 def computed(form: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""mlp: its problem, what it refuses, and that it agrees with PyTorch as an operator."""
+"""mlp: its problem, refusals, and agreement with PyTorch as an operator."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_weights_that_do_not_fit_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 32, 3), (4, 64, 2), (1, 96, 8)])
 def test_teams_of_other_sizes(shape: tuple[int, int, int]) -> None:
-    """Several rounds of each team, the last of them short; more tiles than threads."""
+    """Several rounds per team, the last of them short; more tiles than threads."""
     from tests.support import check
 
     problem = MlpProblem(29, parse_layers("3x20n-12bg_36-40br_40n-60"), "error")

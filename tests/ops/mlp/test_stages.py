@@ -1,4 +1,4 @@
-"""Chains as the tensor-core kernel runs them."""
+"""Stages of chains in the tensor-core kernel."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_folding_takes_the_pair_that_gets_cheaper() -> None:
 @pytest.mark.parametrize(
     "layers",
     [
-        "32-64br_64-8b",  # an activation between
-        "32-64b_64n-8b",  # a norm between
-        "64-8b_8-64b",  # a bottleneck: dearer as one
-        "2x16n-32b_64-8b",  # a norm of every group would become one of the row
+        "32-64br_64-8b",  # an activation in between
+        "32-64b_64n-8b",  # a norm in between
+        "64-8b_8-64b",  # a bottleneck: slower when merged
+        "2x16n-32b_64-8b",  # a norm per group would become one per row
     ],
 )
 def test_nothing_to_fold(layers: str) -> None:

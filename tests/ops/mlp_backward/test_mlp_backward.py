@@ -1,4 +1,4 @@
-"""mlp_backward: its problem, what it refuses, that it is mlp's gradient to the last bit of every run, and training."""
+"""mlp_backward: its problem, refusals, bitwise reproducible gradients of mlp, and training."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CPU = torch.device("cpu")
 CHAIN = "2x6n-5bg_10-3_3n-7bt_7-12r"
 RUNGS = tuple(rung.name for rung in OPERATIONS["mlp_backward"].ladder)
 CHAINS = {"folded": "2x6n-5bg_10-3_3-16b_2x8-7bt"}
-"""For rungs that do not take CHAIN."""
+"""For rungs that do not support CHAIN."""
 
 
 def dtype_of(rung: str, layers: str) -> torch.dtype:
-    """fp32 if the rung takes it, else fp16; skips chains that it does not take."""
+    """fp32 if the rung supports it, else fp16; skips chains that it does not support."""
     one = OPERATIONS["mlp_backward"].ladder.rung(rung)
     for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16")):
         if one.supports(MlpBackwardProblem(5, parse_layers(layers), dtype=name)) is None:
@@ -55,7 +55,7 @@ def tensors(
 def chain(
     x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool = False
 ) -> torch.Tensor:
-    """By PyTorch, whatever the dtype."""
+    """By PyTorch, in any dtype."""
     rows = x.reshape(-1, x.shape[-1])
     problem = MlpProblem(rows.shape[0], parse_layers(layers))
     y = reference.compute(problem, {"x": rows, **dict(zip(problem.sizes, parameters, strict=True))})
@@ -91,7 +91,7 @@ def test_names_and_sizes() -> None:
     assert problem.name == "2x3n-4bg_8-2_b6_dx"
     assert problem.offsets == {"norm_weight0": 0, "norm_bias0": 3, "weight0": 6, "bias0": 18, "weight1": 22}
     assert (problem.parameter_elements, problem.result_elements) == (38, 38 + 6 * 6)
-    # The last layer's product forwards is not needed.
+    # The last layer's forward product is not needed.
     assert problem.flops == 2 * 6 * (3 * 2 * 12 + 2 * 16)
     assert problem.bytes == 2 * (6 * 6 + 6 * 2 + 38) + 4 * 74
     with pytest.raises(UnsupportedError, match="the form is"):
@@ -162,7 +162,7 @@ def test_every_run_gives_the_same_bits(rung: str) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_nan_and_flat_relu(rung: str) -> None:
-    """A NaN of one row is in its own gradient and in the parameters'; behind a ReLU that is flat nothing passes."""
+    """A NaN of one row is in its own gradient and in the parameters'; behind a flat ReLU nothing passes."""
     layers = "3-3r_3-2b"
     dtype = dtype_of(rung, layers)
     x = torch.ones(5, 3)
@@ -173,8 +173,8 @@ def test_nan_and_flat_relu(rung: str) -> None:
     gradient[1] = nan
     arguments = [tensor.to(dtype) for tensor in (x, gradient, weight, head, bias)]
     grad_x, found = mlp_backward(*arguments[:2], arguments[2:], layers, input_gradient=True, rung=rung)
-    # Of x, of the first weight (what its ReLU lets through times x), of the head (the sum over rows of gradient times
-    # relu(x), in which the zeros of the second row meet NaN) and of its bias.
+    # Of x, of the first weight (ReLU-masked gradient times x), of the head (the sum over rows of gradient times
+    # relu(x), in which zeros of the second row are multiplied by NaN) and of its bias.
     expected = (
         torch.full((5, 3), 2.0),
         torch.full((3, 3), 8.0),
@@ -267,7 +267,7 @@ def test_tensors_that_pose_no_problem() -> None:
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("name", ["2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b22_dx", "72n-72b_72-136_136-72br_b9"])
 def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
-    """Sums that stay in registers from tile to tile, and more of them than there are registers for."""
+    """Sums that stay in registers across tiles, and more of them than registers."""
     operation = OPERATIONS["mlp_backward"]
     rung, problem = operation.ladder.rung("fused").on(TINY), MlpBackwardProblem.parse(name)
     config = next(config for config in rung.configs(problem) if config.as_dict()["rows"] == rows)
@@ -281,13 +281,13 @@ def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b70_dx",  # x of the next tile in the place of the gradients
-        "3x6n-5g_15-4t_4-12b_3x4-9bt_b70",  # odd widths: a place of its own
+        "2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b70_dx",  # x of the next tile replaces the gradients
+        "3x6n-5g_15-4t_4-12b_3x4-9bt_b70",  # odd widths: separate memory
         "5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b100",
     ],
 )
 def test_tiles_follow_each_other(rung: str, dtype: str, name: str, seed: int) -> None:
-    """Sums stay in registers, and rows arrive while the tile before is processed."""
+    """Sums stay in registers, and rows arrive while the previous tile is processed."""
     operation = OPERATIONS["mlp_backward"]
     one, problem = operation.ladder.rung(rung).on(TINY), MlpBackwardProblem.parse(name, dtype)
     config = one.configs(problem)[-1 if problem.features < 320 else 0]
@@ -297,7 +297,7 @@ def test_tiles_follow_each_other(rung: str, dtype: str, name: str, seed: int) ->
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_nan_stays_in_its_row(rung: str) -> None:
-    """Also where rows are wider in memory than in the chain."""
+    """Also if rows are wider in memory than in the chain."""
     layers = "3-3t_3-2b"
     dtype = dtype_of(rung, layers)
     x, parameters, gradient = tensors(layers, dtype=dtype)

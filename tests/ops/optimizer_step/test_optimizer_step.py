@@ -1,4 +1,4 @@
-"""A step of an optimiser: its rules beside PyTorch's optimisers, steps in place, skipped steps, and its sentences."""
+"""An optimizer step: its rules beside PyTorch's optimizers, in-place steps, skipped steps, and messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from escalade.ops.optimizer_step import (
 
 STEPS = 4
 SHAPES = ((4, 4, 2, 2), (3,), (1027,))
-"""As many tensors as the ladder's small problem with a copy and a check, whose kernel this is."""
+"""As many tensors as the ladder's small problem with a copy and a check, to reuse its kernel."""
 
 
 def adamw(lr: float = 1e-3, weight_decay: float = 1e-2, **further: Any) -> Rule:
@@ -61,7 +61,7 @@ def test_a_rule_is_pytorchs_optimiser(rule: Any, optimizer: Any, settings: dict[
 
 
 def model() -> tuple[list[torch.Tensor], dict[str, list[torch.Tensor]], list[torch.Tensor]]:
-    """Parameters, one of them in another order of its dimensions, with state and copies."""
+    """Parameters, one with permuted dimensions, with state and copies."""
     parameters = [torch.randn(shape) for shape in SHAPES]
     parameters[0] = parameters[0].contiguous(memory_format=torch.channels_last)
     state = {name: [torch.zeros_like(one) for one in parameters] for name in ("m", "v")}
@@ -69,7 +69,7 @@ def model() -> tuple[list[torch.Tensor], dict[str, list[torch.Tensor]], list[tor
 
 
 def gradients_like(parameters: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
-    """One not in the order of its parameter, and one that begins at no multiple of 16 bytes."""
+    """One not in its parameter's layout, and one misaligned to 16 bytes."""
     made = [(scale * torch.randn(one.shape)).half() for one in parameters]
     made[2] = torch.cat((made[2][:1], made[2]))[1:]
     assert made[2].data_ptr() % 16
@@ -84,7 +84,7 @@ def test_steps_in_place_with_a_loss_scale_are_adamws() -> None:
     scalars, progress = rule.scalars(), no_progress()
     for step in range(STEPS):
         gradients = gradients_like(parameters, 1024.0)
-        if step == 1:  # which PyTorch's GradScaler would skip, too
+        if step == 1:  # PyTorch's GradScaler would skip it too
             before = [one.clone() for one in (*parameters, *state["v"], *copies)]
             gradients[2][1000] = torch.inf
         versions = [one._version for one in parameters]
@@ -107,7 +107,7 @@ def test_steps_in_place_with_a_loss_scale_are_adamws() -> None:
 
 @pytest.mark.parametrize("rung", [None, "per_tensor"])
 def test_gradients_of_two_types_are_one_step(rung: str | None) -> None:
-    """And one that is not finite skips it for all, whichever type it has."""
+    """A non-finite gradient of either dtype skips the step for all."""
     rule = sgd(0.1).scaled(8.0)
     before = [torch.randn(size) for size in (1030, 7, 5)]
     gradients = [torch.randn_like(one) for one in before]

@@ -1,4 +1,4 @@
-"""Channels as pixels and back: names, limits, and the operator."""
+"""Channels to pixels and back: names, limits, and the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointwise programs over tensors of any strides: what they become, what is computed, gradients, and refusals."""
+"""Pointwise programs over tensors of any strides: their problems, results, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shapes = tuple[tuple[int, ...], list[tuple[int, ...]]]
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shapes:
-    """A result's sizes, and three operands' that are broadcast to it."""
+    """A result's sizes, and three operands that broadcast to it."""
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=5)))
     operands = []
     for _ in range(3):

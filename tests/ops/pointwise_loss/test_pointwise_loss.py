@@ -1,4 +1,4 @@
-"""Losses of single elements: PyTorch's, with their gradients, whatever order of dimensions; and their sentences."""
+"""Elementwise losses: PyTorch's results and gradients, for any layout; and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantisation to FP8 by the twin, against the nearest of all codes."""
+"""Quantization to FP8 on the twin, against the nearest of all codes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RUNGS = ("naive", "vectorised")
 
 
 def _codes(values: torch.Tensor) -> torch.Tensor:
-    """With one NaN for all: which of them a conversion gives says nothing."""
+    """With a single NaN for all: conversions may return any."""
     codes = values.view(torch.uint8)
     return torch.where(codes & 0x7F == 0x7F, 0x7F, codes)
 
 
 def _floats() -> torch.Tensor:
-    """Every code, the middle between neighbours, both floats beside each, and everything far away."""
+    """Every code, the midpoint between neighbors, both floats beside each, and far values."""
     codes = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
     finite = codes[codes.isfinite()].unique()
     middles = (finite[1:] + finite[:-1]) / 2

@@ -1,4 +1,4 @@
-"""Reductions as an operator: dimensions, expressions, its sentences, its gradient, and what is no finite number."""
+"""Reductions as an operator: dimensions, expressions, messages, gradient, and non-finite values."""
 
 from __future__ import annotations
 

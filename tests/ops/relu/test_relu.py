@@ -1,4 +1,4 @@
-"""The rectifier: bounds, NaN, in place, strides, gradients, and what it refuses."""
+"""ReLU: bounds, NaN, in place, strides, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def expected(x: torch.Tensor, limit: float | None) -> torch.Tensor:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, off a 16-byte boundary."""
+    """The same, misaligned to 16 bytes."""
     return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view_as(tensor)
 
 
@@ -83,7 +83,7 @@ def test_in_place_leaves_the_neighbours_alone(dtype: torch.dtype, limit: float |
 @pytest.mark.parametrize("rung", ["naive", "vectorised"])
 @pytest.mark.parametrize("elements", [1, 9001])
 def test_recipes_run_in_place(rung: str, elements: int, seed: int) -> None:
-    """y is x, with threads and blocks in any order."""
+    """y is x, with threads and CTAs in any order."""
     operation = OPERATIONS["relu"]
     problem = ReluProblem(elements, 6.0, "fp16")
     x = operation.inputs(problem, torch.device("cpu"), seed)["x"]

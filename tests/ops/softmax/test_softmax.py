@@ -1,4 +1,4 @@
-"""softmax: its problem, its infinities, and that it agrees with PyTorch as an operator."""
+"""softmax: its problem, its infinities, and agreement with PyTorch as an operator."""
 
 from __future__ import annotations
 

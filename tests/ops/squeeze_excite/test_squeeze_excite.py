@@ -1,4 +1,4 @@
-"""Gates of squeeze-and-excite: the operator's sentences and gradient, which rung is chosen, and when a launch pays."""
+"""Squeeze-and-excite gates: messages, gradients, the choice of rung, and when a launch pays off."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_pixels_may_lie_apart(rung: Rung[SqueezeExciteProblem], seed: int) -> No
     ids=str,
 )
 def test_blocks_share_slices_parts_and_images(config: SlicedConfig, seed: int) -> None:
-    """Slices that no power of two divides, the last narrower, and fewer images than a cluster takes."""
+    """Slices not divisible by a power of two, a narrower last one, and fewer images than CTAs of a cluster."""
     problem = SqueezeExciteProblem(3, 120, 3, 5, 6, dtype="fp16")
     check(SQUEEZE_EXCITE, SLICED, problem, config, torch.device("cpu"), seed)
 

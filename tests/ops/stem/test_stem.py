@@ -1,4 +1,4 @@
-"""The stem: problems, refusals, tiles of every form, and values that are not finite."""
+"""The stem: problems, refusals, tiles of every form, and non-finite values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESNET = StemProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1))
 
 
 def wide(width: int, pool: Any, **rest: Any) -> StemProblem:
-    """A few rows, but wider than a tile or just as wide."""
+    """A few rows, wider than a tile or exactly as wide."""
     return StemProblem(1, 3, 15, width, 64, 7, 7, (2, 2), (3, 3), pool=pool, **rest)
 
 
@@ -45,7 +45,7 @@ def run(
 def by_definition(
     problem: StemProblem, inputs: dict[str, torch.Tensor], padding_is_multiplied: bool = False
 ) -> torch.Tensor:
-    """Of an image that is not normalised, with pixels rounded as the kernels take them."""
+    """Reference for an image that is not normalized, with pixels rounded as in the kernels."""
     p = problem
     y = formulas.convolution(
         inputs["x"].view(p.batch, p.channels, p.height, p.width).to(STORAGE[p.dtype]),
@@ -94,7 +94,7 @@ def test_a_wrong_name_is_refused_with_the_form() -> None:
         StemProblem.parse("3to64_224")
 
 
-# --- what the rungs take
+# --- limits of the rungs
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ STREAMED = {
 @pytest.mark.parametrize("sms", (1, 3))
 @pytest.mark.parametrize("problem", STREAMED.values(), ids=STREAMED)
 def test_streams_run_through_images_and_columns(problem: StemProblem, sms: int, seed: int) -> None:
-    """Ranges of many rows, which begin and end anywhere; those of a block need not have the same number of turns."""
+    """Ranges of many rows, with any start and end; those of a CTA may have different numbers of rounds."""
     rung = STEM.ladder.rung("streamed").on(replace(TWIN, multiprocessors=sms))
     check(STEM, rung, problem, StreamedConfig(32, 8), CPU, seed)
 
@@ -206,7 +206,7 @@ def test_streams_race_with_nobody(order: Order) -> None:
 @pytest.mark.parametrize("pool", ((3, 2, 1), None), ids=("pooled", "not_pooled"))
 @pytest.mark.parametrize("source", ("fp32", "uint8"))
 def test_streams_keep_their_registers(source: str, pool: Any) -> None:
-    """Warpgroups that multiply have 168, the others 88; more would spill."""
+    """Warpgroups that multiply have 168 registers, the others 88; more would spill."""
     problem = replace(RESNET, batch=256, source=source, normalise=source == "uint8", pool=pool)
     rung = STEM.ladder.rung("streamed")
     recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -215,7 +215,7 @@ def test_streams_keep_their_registers(source: str, pool: Any) -> None:
 
 
 def test_halves_of_weights_add_up() -> None:
-    """Some weights are given in two halves. Those that cannot be halved, and infinite ones, keep what they are."""
+    """Some weights are split in two halves. Those that cannot be split, and infinite ones, keep their value."""
     problem = replace(wide(21, None), relu=False)
     inputs = STEM.inputs(problem, CPU, 0)
     weight = inputs["weight"].view(64, 3, 7, 7)
@@ -223,7 +223,7 @@ def test_halves_of_weights_add_up() -> None:
     weight[1] = 3 * 2.0**-24
     weight[2, 0, 3, 2] = float("inf")
     result, expected = run("streamed", problem, inputs), by_definition(problem, inputs)
-    # Where the infinite weight meets padding it may be multiplied by a zero, or left out.
+    # An infinite weight on padding may be multiplied by a zero, or skipped.
     multiplied = by_definition(problem, inputs, padding_is_multiplied=True).isnan() & ~expected.isnan()
     assert multiplied[0, 2, :, 0].all() and int(multiplied.sum()) == problem.output_height
     result = torch.where(multiplied & result.isnan(), expected, result)
@@ -232,14 +232,14 @@ def test_halves_of_weights_add_up() -> None:
     torch.testing.assert_close(result[:, :2], expected[:, :2], rtol=2e-3, atol=1e-6)
 
 
-# --- what is not finite
+# --- non-finite values
 
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("relu", (True, False))
 @pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup", "streamed"))
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu: bool) -> None:
-    """Weights that pad a filter are zeros, and zero times infinity is NaN: neighbours must not notice."""
+    """Weights that pad a filter are zeros, and zero times infinity is NaN: neighboring outputs must not change."""
     problem = replace(wide(37, (3, 2, 1)), relu=relu, filter_height=5, padding=(2, 3))
     inputs = STEM.inputs(problem, CPU, 1)
     pixels = inputs["x"].view(1, 3, problem.height, problem.width)
@@ -253,7 +253,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu:
 
 @pytest.mark.parametrize("rung", ("separate", "pooled", "warpgroup", "streamed"))
 def test_the_padding_is_zero_after_the_normalisation(rung: str) -> None:
-    """A black image that is normalised to ones: at the corner, the window sees fewer of them."""
+    """A black image that normalizes to ones: at the corner, the window covers fewer of them."""
     problem = replace(wide(21, None), source="uint8", source_layout="nhwc", normalise=True, relu=False)
     problem = replace(problem, pool=(2, 2, 0) if rung == "pooled" else None)
     inputs = STEM.inputs(problem, CPU, 0)
@@ -262,7 +262,7 @@ def test_the_padding_is_zero_after_the_normalisation(rung: str) -> None:
     inputs["weight"].fill_(1)
     inputs["bias"].zero_()
     result = run(rung, problem, inputs)
-    seen = 6 if problem.pool else 4  # rows and columns of the image, by the largest of the pooled windows
+    seen = 6 if problem.pool else 4  # rows and columns of the image, by the largest pooled windows
     assert float(result[0, 0, 0, 0]) == 3 * seen**2
     assert float(result[0, 5, 2, 2]) == 3 * 49
 

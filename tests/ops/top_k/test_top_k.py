@@ -1,4 +1,4 @@
-"""top_k: the order of classes, what its verification sees, and that it agrees with PyTorch as an operator."""
+"""top_k: the order of classes, its verification, and agreement with PyTorch as an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNGS = [rung.name for rung in TopK.ladder]
 
 
 def ranked(row: list[float], k: int) -> list[int]:
-    """NaN first, then the largest; of equal ones the lower class."""
+    """NaN first, then the largest; of equal logits the lower class."""
 
     def key(at: int) -> tuple[bool, float, int]:
         return (False, 0.0, at) if math.isnan(row[at]) else (True, -row[at], at)
@@ -39,7 +39,7 @@ def assert_ranked(x: torch.Tensor, k: int, rung: str | None = None) -> None:
 
 
 def test_the_reference_ranks_alike() -> None:
-    """For what is verified: ties and zeros of either sign."""
+    """For verification: ties and zeros of either sign."""
     x = torch.randint(-2, 3, (6, 331)).float() * 0.0 + torch.randint(-2, 3, (6, 331))
     x[:, ::7] *= -1.0
     found = exact(TopKProblem(6, 331, 5), {"x": x})

@@ -1,4 +1,4 @@
-"""Images at another size: names, limits, PyTorch's rules, and the operator."""
+"""Resized images: names, limits, PyTorch's rules, and the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of an image at another size: a pixel's outputs, what it refuses, the operator, and autograd."""
+"""The gradient of a resized image: a pixel's outputs, refusals, the operator, and autograd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import check
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize("outputs", [1, 2, 3, 7, 8, 14, 56])
 def test_no_pixel_has_more_outputs_than_the_code_looks_at(size: int, outputs: int) -> None:
-    """In every mode, with both rules for corners, and where places follow a factor that rounds to the size."""
+    """In every mode, with both corner rules, and if coordinates follow a factor that rounds to the size."""
     for mode, taps in MODES.items():
         for corners in {False, taps > 1}:
             for more in (None, 0.0, 0.3, 0.9):
@@ -39,7 +39,7 @@ def test_no_pixel_has_more_outputs_than_the_code_looks_at(size: int, outputs: in
 
 
 def _most_spanned(problem: Upsample2dBackwardProblem, pixels: int) -> int:
-    """Outputs from the first to the last that are made of any of some neighboring pixels, at most."""
+    """Upper bound of the range of outputs that depend on any of some neighboring pixels."""
     made = weights(problem.forward, 0, torch.device("cpu")) != 0
     of_tiles = (made[:, first : first + pixels].any(1).nonzero() for first in range(made.shape[1]))
     return max(int(outputs.max() - outputs.min()) + 1 if len(outputs) else 0 for outputs in of_tiles)

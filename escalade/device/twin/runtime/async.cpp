@@ -1,7 +1,7 @@
-// cp.async, and what all asynchronous units share: who may touch which bytes of shared memory.
+// cp.async, and the bookkeeping of all asynchronous units: which bytes of shared memory are in flight.
 //
-// Asynchronous operations happen at once, or late: then a destination holds poison until the operation is
-// waited for. Both are legal orders.
+// Asynchronous operations run at once, or late: then the destination holds poison until the operation is waited for.
+// Both orders are legal.
 #include "counting.h"
 #include "units.h"
 

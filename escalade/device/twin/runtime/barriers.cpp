@@ -1,4 +1,4 @@
-// Where threads meet: the block's barriers and a warp's collectives.
+// Block barriers and warp collectives.
 #include "counting.h"
 #include "state.h"
 
@@ -75,7 +75,7 @@ std::string meeting_state(const Waiting& waiting) {
 
 bool same(Where a, Where b) { return a.line == b.line && a.file == b.file; }
 
-// The kernel and the runtime are compiled with frame pointers for this.
+// Walks frame pointers, which the kernel and the runtime are compiled with.
 __attribute__((noinline)) Path own_path() {
     if (!checking()) return 0;
     Path path = 14695981039346656037ull;  // FNV-1a, by whole addresses
@@ -92,8 +92,8 @@ __attribute__((noinline)) Path own_path() {
     return path;
 }
 
-// Returns whether the running thread came by another path than `path` to a call of the same line. g++ may have copied
-// that line, so launch.py looks at the lines of both paths, and starts again if they are the same.
+// Returns true if the running thread reached a call of the same line by another call path. g++ may have duplicated the
+// code, so launch.py compares the source lines of both paths and relaunches if they are equal.
 bool by_other_calls(Path path) { return settings().paths && path != self()->path; }
 
 std::string ways(const std::vector<uintptr_t>& calls) {
@@ -113,8 +113,8 @@ bool has_come(const Thread& thread, Where barrier) {
     return std::any_of(thread.barriers.begin(), thread.barriers.end(), [&](Where w) { return same(w, barrier); });
 }
 
-// A named barrier counts whoever comes. That it counts those who are meant needs an order between its rounds: who comes
-// must know that the round before is over.
+// A named barrier counts any arrivals. Counting the intended threads requires an order between its rounds: an arriving
+// thread must know that the previous round is complete.
 void check_round(Gathering& barrier, int id, bool waits, Where where) {
     const unsigned threads = machine->launch->block_threads(), number = self()->number;
     barrier.visitors.resize(threads);
@@ -131,7 +131,7 @@ void check_round(Gathering& barrier, int id, bool waits, Where where) {
     own = {barrier.round, waits ? barrier.round : own.waited, self()->clock.at[self()->slot]};
 }
 
-// A named barrier counts whole warps: one has come when all lanes have that it was launched with.
+// A named barrier counts whole warps: a warp has arrived once all of its launched lanes have.
 void arrive_in_warp(Gathering& barrier, int id, Where where) {
     barrier.warps.resize(self()->owner->warps.size());
     Gathering::WarpArrival& arrival = barrier.warps[self()->number / 32];
@@ -158,7 +158,7 @@ Gathering& arrive(int id, int threads, bool waits, Where where) {
              present);
     if ((barrier.arrived || !barrier.warps.empty()) && barrier.expected != expected)
         fail(where, "barrier %d is used with %d and with %d threads", id, barrier.expected, expected);
-    // bar.sync does not mind where it is called from; __syncthreads promises that all are at the same place.
+    // bar.sync may be called from different places; __syncthreads requires that all threads call the same one.
     if (!id && !threads && barrier.arrived && !same(barrier.where, where))
         fail(where, "__syncthreads, while %d other threads of the block wait in the one at %s", barrier.arrived,
              place(barrier.where).c_str());
@@ -180,13 +180,13 @@ Gathering& arrive(int id, int threads, bool waits, Where where) {
     return barrier;
 }
 
-// Since Volta a thread that has returned counts as come to its block's barrier.
+// Since Volta a returned thread counts as arrived at its block's barrier.
 bool all_came(const Gathering& barrier, const Block& block) {
     return barrier.arrived + (barrier.whole ? block.returned : 0) >= barrier.expected;
 }
 
-// Whether those that have returned did so in front of the barrier or went around it, only what the others do next can
-// tell: see checks::check_bypass.
+// Returned threads may have exited before the barrier or bypassed it. What the others do next tells these apart: see
+// checks::check_bypass.
 void remember_bypass(const Gathering& barrier, const Block& block) {
     auto bypass = std::make_shared<Bypass>(Bypass{"__syncthreads", barrier.where, {}});
     for (Thread& thread : machine->threads)
@@ -197,7 +197,7 @@ void remember_bypass(const Gathering& barrier, const Block& block) {
     self()->bypass = bypass;
 }
 
-// A thread that has come to the barrier before and has returned since has left the loop around it too soon.
+// A thread that arrived at the barrier earlier and has returned since left the loop around it too early.
 void check_trips(const Gathering& barrier, const Block& block) {
     const auto check = [&](const Thread& comer) {
         const auto& visits = block.visits.at(comer.path);
@@ -214,7 +214,7 @@ void check_trips(const Gathering& barrier, const Block& block) {
         if (comer->path != last) check(*comer), last = comer->path;
 }
 
-// A named barrier opens: whoever is ordered after that comes later, so only the warps that it has counted are in it.
+// Called when a named barrier opens. Later warps are ordered after that, so only counted warps may be in it.
 void check_warps(const Gathering& barrier) {
     int come = 0;
     for (unsigned warp = 0; warp < barrier.warps.size(); ++warp) {
@@ -265,13 +265,13 @@ void wait::block_arrive(int id, int threads, Where where) {
 
 namespace {
 
-// Of the lanes that a collective goes ahead without: who came to it before has left a loop too soon, or came with another
-// mask. Of those that never came, only what the others do next can tell: see checks::check_bypass.
+// Checks the returned lanes that a collective does not wait for. One that took part before has left a loop too early,
+// or used another mask. For one that never took part, what the others do next decides: see checks::check_bypass.
 void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
     const unsigned first_slot = self()->slot - self()->number % 32;
     auto& by_path = self()->owner->warps[self()->number / 32].visits;
     const int comer = __builtin_ctz(meeting.arrived);
-    const Path path = machine->threads[first_slot + comer].path;  // the others', unless g++ has copied the call
+    const Path path = machine->threads[first_slot + comer].path;  // equals the others', unless g++ duplicated the call
     Visits& visits = by_path[path];
     for (int lane = 0; lane < 32; ++lane) {
         if (!(meeting.arrived >> lane & 1)) continue;
@@ -302,7 +302,7 @@ void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
         if (meeting.arrived >> lane & 1) machine->threads[first_slot + lane].warp_bypass = bypass;
 }
 
-// Lanes that have returned are not waited for; an operation that needs them says so itself.
+// Returned lanes are not waited for; operations that need them report it themselves.
 void meet_if_all_came(Meeting& meeting, unsigned mask, unsigned returned) {
     if (!meeting.arrived || meeting.arrived != (mask & ~returned)) return;
     if (checking()) check_absent(meeting, mask, returned);
@@ -374,8 +374,7 @@ unsigned wait::ballot(unsigned mask, bool predicate, const char* operation, Wher
     return mine.votes;
 }
 
-// What a thread did before it returned is ordered before a barrier of the block that opens afterwards: it was
-// waited for there.
+// Everything a thread did before it returned is ordered before a later opening of a block barrier, which waited for it.
 void leave_block(Thread& thread) {
     Block& block = *thread.owner;
     ++block.returned;

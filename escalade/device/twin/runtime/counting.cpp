@@ -8,17 +8,17 @@ namespace {
 constexpr uint32_t IS_WHERE = 1u << 31, SECTOR_BYTES = 32, WORD_BYTES = 4, BANKS = 32, BUFFER_SHIFT = 44;
 
 struct Event {
-    uint64_t position;  // in memory; of a block of code, how far its frame lies above the end of the stack
+    uint64_t position;  // in memory; for a basic block, the height of its frame above the end of the stack
     uint32_t site;
     uint16_t bytes;
     Kind kind;
 };
 
-struct Total {  // of the requests of one place
+struct Total {  // of the requests of one source line
     uint64_t requests = 0, transactions = 0, least = 0, bytes = 0;
 };
 
-class Bytes {  // of the buffers, that somebody has touched
+class Bytes {  // set of touched buffer bytes
   public:
     void add(uint64_t position, uint32_t bytes) {
         const size_t buffer = position >> BUFFER_SHIFT;
@@ -35,23 +35,23 @@ class Bytes {  // of the buffers, that somebody has touched
     uint64_t count = 0;
 
   private:
-    std::vector<std::vector<uint64_t>> marks;  // by buffer, a bit for each byte
+    std::vector<std::vector<uint64_t>> marks;  // per buffer, one bit per byte
 };
 
-struct Lane {  // of a warp, and some of what it did
+struct Lane {  // a lane of a warp, and a range of its events
     unsigned number;
     const Event *from, *to;
 };
 
-struct Lanes {  // of one access of a warp
+struct Lanes {  // the lanes of one warp access
     unsigned count = 0, number[32];
     const Event* of[32];
 };
 
 struct State {
-    std::vector<std::vector<Event>> threads;  // by slot: what they did since all were at one place
+    std::vector<std::vector<Event>> threads;  // by slot: events since the last convergence
     std::map<std::pair<uint32_t, Kind>, Total> totals;
-    std::unordered_map<uint32_t, uint64_t> blocks;  // of code: how often threads have come to each
+    std::unordered_map<uint32_t, uint64_t> blocks;  // executions per basic block
     std::vector<Where> wheres;
     Bytes read, written;
     uint64_t products = 0, multiplications = 0, shuffles = 0, atomics = 0;
@@ -72,10 +72,10 @@ void note(Kind kind, uint64_t position, uint32_t bytes, uint32_t site) {
     state->threads[self()->slot].push_back({position, site, uint16_t(bytes), kind});
 }
 
-// ------------------------------------------------------------------ where an address is
+// ------------------------------------------------------------------ positions of addresses
 
-// The card's allocations are aligned to more than a sector, the host's need not be: so a position counts from its
-// buffer's start, and each buffer has a range of its own.
+// GPU allocations are aligned to more than a sector, host allocations may not be. So positions are relative to the
+// start of their buffer, and each buffer has its own range.
 bool global_position(uintptr_t address, uint64_t& position) {
     const Request& request = settings();
     const Range* end = request.buffers + request.buffer_count;
@@ -102,15 +102,15 @@ unsigned distinct(std::vector<uint64_t>& units) {
     return unsigned(units.size());
 }
 
-// As many turns as the busiest bank has words to give.
+// Wavefronts: the number of words in the busiest bank.
 unsigned bank_turns(const std::vector<uint64_t>& words) {
     unsigned banks[BANKS] = {}, most = 0;
     for (uint64_t word : words) most = std::max(most, ++banks[word % BANKS]);
     return most;
 }
 
-// Whether all lanes ask for what the lane beside them does, or all for what the lane behind that one does: then twice as
-// many of them are served at once.
+// Returns true if every lane reads the same as its neighbor at distance 1, or every lane as the one at distance 2. The
+// hardware then serves twice as many lanes per wavefront.
 bool in_pairs(const Lanes& lanes) {
     uint64_t position[32];
     bool asks[32] = {}, beside[2] = {true, true};
@@ -123,7 +123,7 @@ bool in_pairs(const Lanes& lanes) {
     return beside[0] || beside[1];
 }
 
-// Lanes with 8 bytes take turns by halves of the warp, lanes with 16 by quarters.
+// 8-byte accesses are served per half warp, 16-byte accesses per quarter warp.
 void close_shared(const Lanes& lanes, Total& total) {
     const Event& first = *lanes.of[0];
     unsigned together = first.bytes > 8 ? 8 : first.bytes > 4 ? 16 : 32;
@@ -161,7 +161,7 @@ void close(const Lanes& lanes) {
     total.least += found;
 }
 
-// Lanes do the same accesses in a block of code; one that has ended early has no more.
+// Lanes make the same accesses in a basic block; a lane that exited early has fewer.
 void close_block(const std::vector<Lane>& active) {
     for (size_t i = 0;; ++i) {
         Lanes lanes[size_t(Kind::barrier) + 1];
@@ -192,7 +192,7 @@ void end_warp(const Block& block, unsigned warp) {
     const unsigned lanes = last - first;
     std::vector<Lane> active;
     const auto is_block = [](const Event& event) { return event.kind == Kind::block; };
-    for (unsigned lane = 0; lane < lanes; ++lane) {  // what is left of the block of code that a barrier was in
+    for (unsigned lane = 0; lane < lanes; ++lane) {  // the rest of the basic block that contained a barrier
         const auto& events = state->threads[block.rank * threads + first + lane];
         at[lane] = events.data(), ends[lane] = events.data() + events.size();
         const Event* next = std::find_if(at[lane], ends[lane], is_block);
@@ -223,7 +223,7 @@ void end_warps(const Block& block) {
     for (unsigned warp = 0; warp < block.warps.size(); ++warp) end_warp(block, warp);
 }
 
-// ------------------------------------------------------------------ what threads do
+// ------------------------------------------------------------------ events of threads
 
 void enter_block(uint32_t site, const void* frame) {
     note(Kind::block, static_cast<const char*>(frame) - self()->stack, 0, site);
@@ -239,9 +239,9 @@ void access(uintptr_t address, uint32_t bytes, bool write, uint32_t site) {
         kind = write ? Kind::global_store : Kind::global_load;
         (write ? state->written : state->read).add(position, bytes);
     } else {
-        return;  // a thread's own, or a constant
+        return;  // a local variable or a constant
     }
-    constexpr uint32_t MOST = 16;  // of an instruction: a larger structure takes several
+    constexpr uint32_t MOST = 16;  // bytes per instruction: a larger struct takes several
     for (uint32_t done = 0; done < bytes; done += MOST) note(kind, position + done, std::min(MOST, bytes - done), site);
 }
 
@@ -308,7 +308,7 @@ void begin_cluster() {
     for (auto& events : state->threads) events.clear();
 }
 
-// The counts of this thread's last counted launch, a line each; the caller frees them.
+// Returns the counts of this thread's last counted launch, one per line; the caller frees the string.
 extern "C" char* twin_counts() {
     static const char* const names[] = {"", "global\tload", "global\tstore", "global\tatomic", "global\tcopy",
                                         "shared\tload", "shared\tstore", "shared\tatomic", "shared\tcopy",

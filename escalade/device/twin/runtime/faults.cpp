@@ -1,8 +1,8 @@
-// Signals while a kernel runs: null and wild pointers, overflown stacks, divisions by zero, traps; and a regular look
-// at whether the run gets on.
+// Signals while a kernel runs (null and wild pointers, stack overflows, divisions by zero, traps), and a periodic check
+// for progress.
 //
-// A handler never jumps. It changes where the interrupted thread goes on: in `leave`, which reports like any other
-// check does, and abandons the CUDA thread.
+// A handler never jumps. It redirects the interrupted thread to `leave`, which reports like any other check and
+// abandons the CUDA thread.
 #include "state.h"
 
 #include <cerrno>
@@ -19,7 +19,7 @@ constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 const int TICK = SIGRTMAX - 5;
 constexpr long TICK_NANOSECONDS = 100'000'000;
 constexpr size_t HANDLER_STACK_BYTES = 256 << 10;
-constexpr size_t STACK_RESERVE = 24 << 10;  // what the runtime's own functions may need of a thread's stack
+constexpr size_t STACK_RESERVE = 24 << 10;  // stack space that the runtime's own functions may need
 constexpr size_t NULL_BYTES = 1 << 16;
 constexpr uintptr_t UNKNOWN = ~uintptr_t(0);
 
@@ -37,7 +37,7 @@ uintptr_t stack_pointer(const ucontext_t& context) { return uintptr_t(context.uc
 void continue_at(ucontext_t& context, void (*function)(), uintptr_t stack) {
     context.uc_mcontext.gregs[REG_RIP] = greg_t(function);
     context.uc_mcontext.gregs[REG_RSP] = greg_t(stack - 8);  // as if it had been called
-    context.uc_mcontext.gregs[REG_EFL] &= ~0x400;            // strings forwards, as functions expect
+    context.uc_mcontext.gregs[REG_EFL] &= ~0x400;            // direction flag clear, as the ABI requires
 }
 #else
 uintptr_t program_counter(const ucontext_t& context) { return uintptr_t(context.uc_mcontext.pc); }
@@ -60,8 +60,8 @@ bool in_kernel(uintptr_t address) {
     return address - code.start < code.bytes;
 }
 
-// Where the kernel is: there, or where it called what runs there. The last is the first word on the stack that could
-// be a return address.
+// Returns the kernel's program counter: the interrupted one, or that of the call into the code that runs there. The
+// latter is the first word on the stack that could be a return address.
 uintptr_t site_of(const ucontext_t& context) {
     const uintptr_t counter = program_counter(context);
     if (in_kernel(counter) || !here) return counter;
@@ -84,7 +84,7 @@ std::string limit_text() {
                 settings().limit_ms / 1000.) + thread_states();
 }
 
-bool in_guard(uintptr_t address) {  // of the running thread's stack
+bool in_guard(uintptr_t address) {  // guard page of the running thread's stack
     return here && address - reinterpret_cast<uintptr_t>(self()->stack) < size_t(sysconf(_SC_PAGESIZE));
 }
 
@@ -93,26 +93,26 @@ std::string fault_text(const Watch& watch) {
         case SIGSEGV:
         case SIGBUS:
             if (in_guard(watch.address)) return overflow_text();
-            if (watch.address == UNKNOWN) return "touches memory at an address that no memory can have";
-            return text("touches memory at 0x%zx, where there is none: ", size_t(watch.address))
+            if (watch.address == UNKNOWN) return "accesses a non-canonical address";
+            return text("accesses unmapped memory at 0x%zx: ", size_t(watch.address))
                    + (watch.address < NULL_BYTES                  ? "a null pointer"
                       : checking() && settings().buffer_count ? checks::near_buffer(watch.address, 1)
                                                               : "a wild pointer");
         case SIGFPE: return "divides an integer by zero, or the smallest one by -1";
-        default: return "comes to an instruction that stops it: a trap, or code that g++ proved to be wrong";
+        default: return "executes a trap instruction, or code that g++ proved to be undefined";
     }
 }
 
 [[noreturn]] void leave() {
     Watch& watch = machine->watch;
-    if (here && watch.signal) checks::check_stray();  // what came of it
+    if (here && watch.signal) checks::check_stray();  // the likely cause
     const std::string message = watch.signal ? fault_text(watch) : stop_text();
     if (here) fail_at(place_of(watch.site), message);
     machine->error = message;
     siglongjmp(watch.rescue, 1);
 }
 
-// The thread goes on in `leave`: on its stack's far end, since it never comes back to what it was doing.
+// Continues the thread in `leave`, at the base of its stack, since it never returns to the interrupted code.
 void divert(ucontext_t& context) {
     machine->watch.site = site_of(context);
     const uintptr_t stack = here ? reinterpret_cast<uintptr_t>(self()->stack) + STACK_BYTES : stack_pointer(context);
@@ -125,7 +125,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
     const struct sigaction& before = previous[signal];
     if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
     if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
-    const bool sent = info->si_code <= 0;  // by a process, not raised by an instruction, which would be run again
+    const bool sent = info->si_code <= 0;  // by a process; an instruction that raised it would be re-executed
     if (before.sa_handler == SIG_IGN && sent) return;
     struct sigaction usual {};
     usual.sa_handler = SIG_DFL;
@@ -137,7 +137,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     if (!machine || !machine->watch.guarded || machine->watch.signal || info->si_code <= 0)
         return pass_on(signal, info, context);
     machine->watch.signal = signal;
-    // x86-64 does not say which address it was if it is none that a pointer can have.
+    // x86-64 does not report non-canonical addresses.
     machine->watch.address = info->si_code == SI_KERNEL ? UNKNOWN : reinterpret_cast<uintptr_t>(info->si_addr);
     divert(*static_cast<ucontext_t*>(context));
 }
@@ -152,8 +152,8 @@ Reason reason_to_stop(Watch& watch) {
     return now - watch.since > launch.request.limit_ms * uint64_t(1'000'000) ? Reason::endless : Reason::none;
 }
 
-// A kernel's own code can be left anywhere. The runtime and libraries may be in the middle of something; there the
-// runtime looks at `asked_to_stop` itself, or a later tick finds the kernel.
+// Kernel code can be abandoned anywhere. The runtime and libraries may hold locks or partial state; there the runtime
+// polls `asked_to_stop` itself, or a later tick interrupts the kernel.
 void on_tick(int, siginfo_t*, void* context) {
     if (!machine || !machine->watch.guarded || machine->watch.signal) return;
     const int error = errno;
@@ -179,7 +179,7 @@ void replace(int signal, void (*handler)(int, siginfo_t*, void*)) {
 
 void put_back(int signal, void (*handler)(int, siginfo_t*, void*)) {
     struct sigaction now;
-    // Who has set another one in the meantime keeps it.
+    // A handler that other code installed in the meantime stays.
     if (replaced[signal] && !sigaction(signal, nullptr, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == handler)
         sigaction(signal, &previous[signal], nullptr);
     replaced[signal] = false;
@@ -214,7 +214,7 @@ Watching::Watching(Watch& watch, bool ticking) : ticking(ticking) {
     stack_t stack{watch.stack, 0, HANDLER_STACK_BYTES};
     if (!watch.stack) stack.ss_flags = SS_DISABLE;
     sigaltstack(&stack, &stack_before);
-    sigset_t ours;  // a fault whose signal is blocked would end the process
+    sigset_t ours;  // a fault with its signal blocked would kill the process
     sigemptyset(&ours);
     for (int signal : FAULTS) sigaddset(&ours, signal);
     sigaddset(&ours, TICK);
@@ -254,7 +254,7 @@ std::string stop_text() {
 
 }  // namespace twin::faults
 
-// Called before a division whose divisor is zero: -fsanitize=integer-divide-by-zero, without the sanitizer's runtime.
+// Called before a division by zero: -fsanitize=integer-divide-by-zero, without the sanitizer's runtime.
 extern "C" void __ubsan_handle_divrem_overflow(const twin::Where* where, uintptr_t, uintptr_t) {
     if (twin::here) twin::fail(*where, "divides an integer by zero");
 }

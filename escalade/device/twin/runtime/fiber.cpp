@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// twin_switch(void** save, void* to): keeps what a called function must preserve on the old stack, leaves
-// that stack's pointer in *save, and takes the same from the new one.
+// twin_switch(void** save, void* to): pushes the callee-saved registers, stores the stack pointer in *save, and
+// restores both from the new stack.
 #if defined(__x86_64__)
 asm(R"(
     .text
@@ -36,8 +36,8 @@ twin_switch:
 )");
 constexpr size_t SAVED_WORDS = 8;
 
-// Seven words are popped; above them a return address of zero, where a stack trace ends. A function that was
-// just called finds rsp + 8 aligned to 16.
+// Seven words are popped; above them is a return address of zero, which ends a stack trace. At function entry rsp + 8
+// is 16-byte aligned.
 static void set_start(void** saved, void (*start)()) { saved[6] = reinterpret_cast<void*>(start); }
 #elif defined(__aarch64__)
 asm(R"(
@@ -74,7 +74,7 @@ twin_switch:
     add sp, sp, #160
     ret
     .size twin_switch, .-twin_switch
-    // Nobody called a fiber's first function: a stack trace ends there.
+    // A fiber's first function has no caller, so a stack trace ends there.
     .hidden twin_begin
     .globl twin_begin
     .type twin_begin, %function
@@ -96,7 +96,7 @@ static void set_start(void** saved, void (*start)()) {
 #endif
 extern "C" void twin_switch(void** save, void* to);
 
-// AddressSanitizer, where the process has it, wants to know which stack is in use.
+// AddressSanitizer, if the process has it, must know which stack is in use.
 extern "C" void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t size) __attribute__((weak));
 extern "C" void __sanitizer_finish_switch_fiber(void* save, const void** bottom, size_t* size) __attribute__((weak));
 extern "C" void __asan_unpoison_memory_region(const volatile void* start, size_t bytes) __attribute__((weak));
@@ -106,7 +106,7 @@ namespace {
 
 const size_t PAGE = size_t(sysconf(_SC_PAGESIZE));
 
-thread_local const void* thread_stack;  // the operating system's, learned at the first switch away from it
+thread_local const void* thread_stack;  // the OS thread's, recorded at the first switch away from it
 thread_local size_t thread_stack_bytes;
 thread_local bool from_thread;
 
@@ -114,7 +114,7 @@ thread_local bool from_thread;
 
 void prepare(Fiber& fiber, void (*start)()) {
     void** saved = reinterpret_cast<void**>(fiber.stack + STACK_BYTES) - SAVED_WORDS;
-    // The last user of this stack may have been abandoned with its red zones.
+    // The previous user of this stack may have been abandoned, leaving red zones poisoned.
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(fiber.stack + PAGE, STACK_BYTES - PAGE);
     std::fill_n(saved, SAVED_WORDS, nullptr);
     set_start(saved, start);
@@ -143,7 +143,7 @@ void switch_fiber(Fiber& from, Fiber& to) {
 
 namespace {
 
-char* reserve(size_t bytes) {  // zeros, which take no memory until they are touched
+char* reserve(size_t bytes) {  // zero pages, allocated on first touch
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory != MAP_FAILED) return static_cast<char*>(memory);
@@ -157,7 +157,7 @@ char* Stacks::at(size_t number) {
     while (count <= number) {
         const size_t stacks = std::max<size_t>(64, count);
         char* start = reserve(stacks * STACK_BYTES);
-        // The lowest page of a stack is a guard: an overflow faults instead of reaching its neighbour.
+        // The lowest page of a stack is a guard: an overflow faults instead of reaching the next stack.
         for (size_t i = 0; i < stacks; ++i) mprotect(start + i * STACK_BYTES, PAGE, PROT_NONE);
         slabs.push_back({start, nullptr, stacks});
         count += stacks;

@@ -1,5 +1,5 @@
-// Every load and store of a kernel that was compiled with -fsanitize=thread: g++ puts a call before each, and
-// these are the called functions, in place of the sanitizer's runtime.
+// Hooks for every load and store: with -fsanitize=thread g++ inserts a call before each, and these functions replace
+// the sanitizer's runtime.
 #include "checks.h"
 #include "counting.h"
 
@@ -8,7 +8,7 @@ namespace twin {
 void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller) {
     if (!here) return;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
-    // The call's own address, not the one it returns to, which may belong to the next line.
+    // The address of the call itself: the return address may belong to the next line.
     const auto site = Site(reinterpret_cast<uintptr_t>(caller) - 1 - settings().library.start);
     if (faults::stack_nearly_full()) report(site, faults::overflow_text());
     if (machine->watch.asked_to_stop) report(site, faults::stop_text());
@@ -24,9 +24,9 @@ void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool
     check_stray();
 }
 
-// An index outside an array whose size g++ knows. What it knows of an array in shared memory is told better by the
-// hook that comes next; a thread's own arrays have none.
-struct checks::Stray {  // as g++ lays it out: the place, the array's type and the index's
+// An index outside an array of known size. For shared memory the hook of the access itself reports more; accesses to
+// local arrays have no hook.
+struct checks::Stray {  // g++'s layout: source location, array type, index type
     const char* file;
     int line, column;
     const struct Type { uint16_t kind, layout; char name[]; } *array, *index;
@@ -35,7 +35,7 @@ struct checks::Stray {  // as g++ lays it out: the place, the array's type and t
 void checks::check_stray() {
     const Stray* stray = self()->stray;
     if (!stray) return;
-    const int unused = std::max(0, 64 - (1 << (stray->index->layout >> 1)));  // bits, in front of the index
+    const int unused = std::max(0, 64 - (1 << (stray->index->layout >> 1)));  // high bits that the index does not use
     fail({stray->file, stray->line}, "index %lld is outside an array of type %s",
          static_cast<long long>(self()->stray_index << unused) >> unused, stray->array->name);
 }
@@ -75,7 +75,7 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 
-// -fsanitize-coverage=trace-pc, in front of each block of code
+// -fsanitize-coverage=trace-pc: called at the start of each basic block
 void __sanitizer_cov_trace_pc() {
     if (!twin::here) return;
     const auto site = uint32_t(reinterpret_cast<uintptr_t>(CALLER) - twin::settings().library.start);

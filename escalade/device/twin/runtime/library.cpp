@@ -1,5 +1,5 @@
-// What a kernel calls of the C library under another name (assembly.py): what ends the process is reported, and what
-// stores through pointers is told to the checks.
+// Replacements of C library functions, which kernels call under these names (assembly.py): those that end the process
+// report instead, and those that store through pointers notify the checks.
 #include "checks.h"
 
 #include <cmath>
@@ -8,7 +8,7 @@ namespace {
 
 using namespace twin;
 
-// A structure's copy is told of by its own hook as well: no second memory request.
+// A struct copy has its own hook: do not count a second memory request.
 void tell(const void* pointer, size_t bytes, bool write, void* caller) {
     if (bytes) checks::hook(pointer, uint32_t(bytes), write, false, checks::UNCOUNTED, caller);
 }

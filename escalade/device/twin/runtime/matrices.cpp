@@ -1,4 +1,4 @@
-// mma, ldmatrix and stmatrix: the last lane to come does the work of the warp.
+// mma, ldmatrix and stmatrix: the last lane to arrive does the work of the warp.
 #include "counting.h"
 #include "units.h"
 
@@ -35,8 +35,8 @@ float element_of(Element element, u32 bits, int which) {
     }
 }
 
-// A lane's registers hold: of A row group and group + 8, of B column group; along K, as many elements as a register
-// takes, from that number times member on, and as many again half of K later.
+// Fragment layout of a lane (group = lane / 4, member = lane % 4): rows group and group + 8 of A, column group of B.
+// Along K a register holds adjacent elements from member times their number on; the second register is half of K later.
 void multiply_lanes(void* const* lanes, unsigned mask, Where where) {
     need_all_lanes(mask, "mma", where);
     float a[16][32], b[32][8], d[16][8];
@@ -75,7 +75,7 @@ struct Matrices {
     bool transposed;
 };
 
-// Their rows are counted, all of the warp's together.
+// Counts the rows of the whole warp as one request.
 void count_rows(void* const* lanes, bool write, Where where) {
     if (!is_counted()) return;
     u32 rows[32];
@@ -83,7 +83,7 @@ void count_rows(void* const* lanes, bool write, Where where) {
     counting::matrices(rows, static_cast<const Matrices*>(lanes[0])->count, write, where);
 }
 
-// Element e of lane's register of a matrix, by the row addresses that the lanes gave.
+// Element e of a lane's register of a matrix, located by the row addresses of the lanes.
 u16* element_at(void* const* lanes, int lane, int matrix, int e, bool transposed) {
     const int major = lane / 4, minor = 2 * (lane % 4) + e;
     const int row = transposed ? minor : major, column = transposed ? major : minor;

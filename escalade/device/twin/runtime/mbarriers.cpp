@@ -1,4 +1,4 @@
-// mbarriers (arrivals and bytes, by phases), the cluster's barrier, and other blocks' shared memory.
+// mbarriers (arrivals and transaction bytes per phase), the cluster barrier, and distributed shared memory.
 #include "counting.h"
 #include "units.h"
 
@@ -10,9 +10,9 @@ u32 cluster_blocks() { return u32(machine->blocks.size()); }
 
 namespace {
 
-constexpr u32 MOST_COUNTED = (1 << 20) - 1;  // of arrivals, and of bytes
+constexpr u32 MOST_COUNTED = (1 << 20) - 1;  // limit of both counters: arrivals and bytes
 
-u64 mark(u32 barrier) { return 0x6D62617272696572ull ^ barrier; }  // what a barrier's eight bytes hold
+u64 mark(u32 barrier) { return 0x6D62617272696572ull ^ barrier; }  // contents of a barrier's eight bytes
 
 std::string mbarrier_state(const Waiting& waiting) {
     auto& barrier = *static_cast<const Mbarrier*>(waiting.object);
@@ -37,7 +37,7 @@ Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where) {
 
 namespace {
 
-// Whether the running thread has waited for that phase of the cluster's barrier, or knows of one of its block that has.
+// Returns true if the running thread has waited for that phase of the cluster barrier, or knows of a thread that has.
 bool knows_cluster_phase(int phase) {
     if (self()->cluster_seen >= phase) return true;
     for (const Thread& thread : machine->threads)
@@ -96,7 +96,7 @@ void fence_mbarrier_init() {
         if (barrier.initialiser == self()->slot && !barrier.fenced) barrier.fenced = count;
 }
 
-// The stamp of what the barrier counts in its present phase: known to whoever has waited for that.
+// The stamp of the barrier's current phase, known to every thread that has waited for it.
 Stamp arrival_stamp(Mbarrier& barrier) { return {uint16_t(agent_at(barrier.agent)), barrier.phase + 1}; }
 
 void complete_if_done(Mbarrier& barrier) {
@@ -186,7 +186,7 @@ void wait::cluster_arrive(bool orders, Where) {
     open_cluster_if_all();
 }
 
-// Whoever returns need not come any more; who has come already is not counted twice.
+// Returned threads count as arrived; one that had already arrived is not counted twice.
 void leave_cluster(const Thread& thread) {
     auto& state = units_state();
     ++(thread.cluster_phase > state.cluster.result ? state.exited_arrived : state.exited);
@@ -213,7 +213,7 @@ unsigned char* shared_bytes(u32 address, u32 rank, u32 bytes, bool write, Where 
 
 // ------------------------------------------------------------------ st.async: at once, or late, when no thread can run
 
-// Who sees the barrier complete has seen what was pushed, and nothing else that the issuer knew.
+// A thread that sees the barrier complete has seen the pushed bytes, but nothing else that the issuer knew.
 void perform(u32 destination, u32 rank, const Push& push) {
     Mbarrier& barrier = barrier_at(push.barrier, rank, "the completion of st.async", push.where);
     std::memcpy(machine->blocks[rank].arena + destination, &push.value, 16);

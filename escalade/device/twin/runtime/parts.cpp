@@ -1,15 +1,15 @@
-// Parts of the dynamic shared memory that a kernel declares where it carves it: `shared_part` of common/ptx.cuh.
+// Parts of the dynamic shared memory, which kernels declare by `shared_part` of common/ptx.cuh.
 //
-// With checks, each is moved to a place of its own behind the arena, between guards, and its old place is nobody's. A
-// part that lies in one that was declared before belongs to it; so memory that is used twice is declared once.
+// With checks, each part is moved behind the arena, between guards, and its old bytes become inaccessible. A part
+// inside an earlier one belongs to that one, so memory that is reused is declared once.
 #include "checks.h"
 #include "units.h"
 
 namespace twin {
 namespace {
 
-constexpr uint32_t PART_ALIGNMENT = 1024;           // what a swizzle may ask for: places differ by a multiple of it
-constexpr uint32_t NAMED_BYTES = 1u << 18;       // as many as the descriptors of wgmma can name
+constexpr uint32_t PART_ALIGNMENT = 1024;           // largest swizzle period: moves are by multiples of it
+constexpr uint32_t NAMED_BYTES = 1u << 18;       // address range of wgmma descriptors
 
 const Part* part_with(uint32_t offset, uint32_t Part::*start) {
     for (const Part& part : machine->parts)
@@ -21,7 +21,7 @@ std::string name_of(const Part& part) {
     return text("the part of %u bytes of %s", part.bytes, place(part.where).c_str());
 }
 
-// All blocks of the cluster have it at the same address, as they have their shared memory.
+// All blocks of the cluster have a part at the same shared address.
 const Part& declare(uint32_t offset, uint32_t bytes, Where where) {
     const SharedLayout& layout = machine->launch->layout;
     for (const Part& part : machine->parts)
@@ -32,7 +32,7 @@ const Part& declare(uint32_t offset, uint32_t bytes, Where where) {
     uint32_t to = begin + layout.part_gap;
     to += (offset - to) % PART_ALIGNMENT;
     const uint32_t room = settings().descriptors ? std::min(layout.room_bytes, NAMED_BYTES) : layout.room_bytes;
-    if (to + bytes + GUARD_BYTES > room) to = offset;  // no room: it stays
+    if (to + bytes + GUARD_BYTES > room) to = offset;  // no room: do not move it
     machine->parts.push_back({offset, bytes, to, where});
     if (to != offset)
         for (Block& block : machine->blocks) {
@@ -79,7 +79,7 @@ const Part* moved_from(uint32_t offset, uint32_t bytes) {
 }
 
 std::string describe_part(uint32_t offset) {
-    const Part* last = nullptr;  // that starts at or before it
+    const Part* last = nullptr;  // the last one that starts at or before the offset
     for (const Part& part : machine->parts)
         if (part.to <= offset && (!last || last->to < part.to)) last = &part;
     if (!last) return "before the first part of the dynamic shared memory";

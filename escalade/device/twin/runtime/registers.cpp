@@ -1,6 +1,6 @@
-// The registers that wgmma adds to. In a kernel that was compiled with checks they lie on the threads' stacks, because
-// wgmma is handed their address, and every other access to them is told of. For each word of a stack this remembers when
-// it was last touched, and whether a wgmma that nobody has waited for will still write it.
+// Accumulator registers of wgmma. In a kernel compiled with checks they are on the threads' stacks, because wgmma takes
+// their address, and every other access to them calls a hook. For each stack word this file records the time of the
+// last access, and whether a wgmma in flight will still write it.
 #include "units.h"
 
 #include "checks.h"
@@ -9,7 +9,7 @@ namespace twin {
 namespace {
 
 constexpr u32 IN_FLIGHT = 1u << 31;
-constexpr u32 UNTOUCHED = 0xFEFEFEFE;  // what g++ fills variables with that a kernel does not (-ftrivial-auto-var-init)
+constexpr u32 UNTOUCHED = 0xFEFEFEFE;  // g++'s fill of uninitialized variables (-ftrivial-auto-var-init)
 
 bool same(const Fragment& fragment, const float* d, int registers) {
     return fragment.d == d && fragment.registers == registers;
@@ -39,7 +39,7 @@ void registers::touch(uintptr_t address, uint32_t bytes, uint32_t site) {
             const auto* register_at = reinterpret_cast<const float*>(at);
             for (const Fragment& fragment : mine().fragments)
                 if (overlaps(fragment, register_at, 1))
-                    checks::report(site, text("uses accumulator register %d of the wgmma of %s, which nobody has waited"
+                    checks::report(site, text("uses accumulator register %d of the wgmma of %s, which was not waited"
                                               " for", int(register_at - fragment.d), place(fragment.where).c_str()));
         }
         *word = machine->fences;
@@ -50,7 +50,7 @@ void registers::begin(const Fragment& fragment, const u32* rows) {
     const ThreadUnits& unit = mine();
     if (!unit.wgmma_fence) fail(fragment.where, "the first wgmma of a warpgroup, with no wgmma.fence before it");
     if (!checking()) return;
-    bool follows_another = false;  // on the same registers: no fence is needed between wgmma of one shape
+    bool follows_another = false;  // wgmma of one shape on the same registers need no fence in between
     for (const Fragment& other : unit.fragments) {
         if (same(other, fragment.d, fragment.registers)) follows_another = true;
         else if (overlaps(other, fragment.d, fragment.registers) && other.fence == unit.wgmma_fence)
@@ -75,7 +75,7 @@ void registers::begin(const Fragment& fragment, const u32* rows) {
 
 void registers::end(const Fragment& fragment) {
     for (const Fragment& other : mine().fragments)
-        if (same(other, fragment.d, fragment.registers)) return;  // still under way
+        if (same(other, fragment.d, fragment.registers)) return;  // still in flight
     for (int i = 0; i < fragment.registers; ++i)
         if (u32* word = machine->stacks.touched(reinterpret_cast<uintptr_t>(fragment.d + i))) *word &= ~IN_FLIGHT;
     for (const Fragment& other : mine().fragments)

@@ -6,9 +6,9 @@
 namespace twin {
 namespace {
 
-constexpr size_t GAP_BYTES = size_t(64) << 20;  // address space alone: it takes no memory
-constexpr uintptr_t ALIGNMENT = 256;            // a copy is as aligned as its original, up to this
-constexpr size_t PARAMETER_ALIGNMENT = 64;      // of a TensorMap, the strictest
+constexpr size_t GAP_BYTES = size_t(64) << 20;  // address space only, no memory
+constexpr uintptr_t ALIGNMENT = 256;            // copies keep the alignment of the original up to this
+constexpr size_t PARAMETER_ALIGNMENT = 64;      // that of a TensorMap, the strictest
 constexpr unsigned char MARGIN = 0xA5;
 
 size_t whole(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -38,7 +38,7 @@ Relocation::~Relocation() {
     if (memory) munmap(memory, memory_bytes);
 }
 
-// gap | margin, copy, margin | gap | ...: the copy's end is as near to the gap as its alignment allows.
+// gap | margin, copy, margin | gap | ...: the end of a copy is as close to the gap as its alignment allows.
 bool Relocation::reserve() {
     const auto page = size_t(sysconf(_SC_PAGESIZE));
     memory_bytes = GAP_BYTES;
@@ -66,7 +66,7 @@ bool Relocation::reserve() {
 uintptr_t Relocation::moved_to(uintptr_t address) const {
     for (const Move& each : all)
         if (address - each.from < each.bytes) return address - each.from + each.to;
-    for (const Move& each : all)  // one past the end still belongs to a buffer: an empty slice starts there
+    for (const Move& each : all)  // one past the end counts as inside: an empty slice starts there
         if (address == each.from + each.bytes) return each.to + each.bytes;
     return address;
 }
@@ -76,7 +76,7 @@ bool Relocation::was_moved(uintptr_t address) const {
     return memory && std::any_of(all.begin(), all.end(), holds);
 }
 
-// Words of a parameter that point into a buffer are taken for pointers.
+// Parameter words that point into a buffer are treated as pointers.
 void Relocation::copy_parameters() {
     size_t bytes = 0;
     for (uint32_t i = 0; i < moved.parameter_count; ++i) bytes += whole(moved.parameter_bytes[i], PARAMETER_ALIGNMENT);
@@ -122,7 +122,7 @@ std::optional<Relocation::Difference> Relocation::difference(const Relocation& o
     return {};
 }
 
-// Only what has changed: a buffer that the kernel only reads may lie in memory that cannot be written.
+// Copies only changed bytes: a buffer that the kernel only reads may be in read-only memory.
 void Relocation::copy_back() const {
     constexpr uint64_t STEP = 4096;
     for (const Move& each : all)
@@ -134,9 +134,9 @@ void Relocation::copy_back() const {
         }
 }
 
-// Whether there is memory behind all of these addresses.
+// Returns true if all of these addresses are mapped.
 extern "C" bool twin_mapped(uintptr_t start, uint64_t bytes) {
-    constexpr uintptr_t PAGES = 1024;  // at once
+    constexpr uintptr_t PAGES = 1024;  // per system call
     unsigned char present[PAGES];
     const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
     const uintptr_t end = start + bytes;

@@ -1,4 +1,4 @@
-// Names for the reports, and the layout of shared memory that they refer to.
+// Names in reports, and the layout of shared memory that they refer to.
 #include "state.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ std::string name(const uint3& block) { return text("block (%u, %u, %u)", block.x
 
 std::string name(const Thread& thread) { return text("thread %u of ", thread.number) + name(thread.block); }
 
-// ------------------------------------------------------------------ who waits
+// ------------------------------------------------------------------ waiting threads
 
 namespace {
 
@@ -66,11 +66,11 @@ std::string thread_states() {
 //
 // guard | dynamic array | guard | static variables, with gaps between them | guard
 //
-// The dynamic array starts at 1024, as on Hopper, whose first kilobyte belongs to the system.
+// The dynamic array starts at 1024, as on Hopper, where the driver reserves the first KiB.
 
 namespace {
 
-// More than there is of shared memory: whoever leaves a part does not come to another. It takes address space alone.
+// Larger than shared memory, so that an overrun of one part does not reach another. Address space only.
 constexpr uint32_t FAR_BYTES = 1u << 18;
 
 uint32_t round_up(uint32_t value) { return (value + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES; }

@@ -1,5 +1,4 @@
-// One cluster of blocks at a time on each operating-system thread: its CUDA threads are fibers that run
-// until they wait.
+// Each OS thread runs one cluster at a time. Its CUDA threads are fibers that run until they wait.
 #include "counting.h"
 #include "relocation.h"
 #include "state.h"
@@ -20,11 +19,11 @@ thread_local Machine* machine;
 
 namespace {
 
-// AddressSanitizer, where the process has it, watches the gaps of shared memory too.
+// AddressSanitizer, if the process has it, also checks the gaps of shared memory.
 extern "C" void __asan_poison_memory_region(const volatile void* start, size_t bytes) __attribute__((weak));
 extern "C" void __asan_unpoison_memory_region(const volatile void* start, size_t bytes) __attribute__((weak));
 
-struct Failure {};  // thrown by fail() where no CUDA thread runs
+struct Failure {};  // thrown by fail() if no CUDA thread is running
 
 Thread* pick() {
     auto& ready = machine->ready;
@@ -35,7 +34,7 @@ Thread* pick() {
     return thread;
 }
 
-// Straight to the next thread, or to the scheduler if there is none or the run is over.
+// Switches to the next thread, or to the scheduler if there is none or the run is over.
 void hand_over() {
     Thread* const from = self();
     if (machine->watch.asked_to_stop && !from->done) fail_at(place(from->waiting.where), faults::stop_text());
@@ -64,7 +63,7 @@ void set_place(Thread& thread, Block& block, unsigned number) {
     thread.slot = block.rank * machine->launch->block_threads() + number;
 }
 
-// A kernel that never waits: the threads of a block one after another, on one stack.
+// For kernels that never wait: runs the threads of a block one after another, on one stack.
 void run_block_in_turn() {
     fiber_started();
     Thread& thread = *self();
@@ -81,7 +80,7 @@ void run_block_in_turn() {
         checks::check_stray();
         machine->watch.returned = machine->watch.returned + 1;
         units::exit_thread(thread);
-        // In turn, a warp is complete with its last lane.
+        // In sequential order, a warp is complete after its last lane.
         if (request.counts && !request.seed && (++done % 32 == 0)) counting::end_warp(*thread.owner, done / 32 - 1);
     }
     thread.done = true;
@@ -197,7 +196,7 @@ void run_cluster(uint3 first) {
     for (const Block& block : machine->blocks) check_guards(block);
 }
 
-// A fault of the runtime itself, which was given a bad address, ends the cluster here.
+// A fault in the runtime itself, caused by a bad address from the kernel, ends the cluster here.
 void run_guarded(uint3 first) {
     faults::Watch& watch = machine->watch;
     watch.guarded = true;
@@ -210,7 +209,7 @@ void run_guarded(uint3 first) {
 
 // ------------------------------------------------------------------ one launch
 
-// Machines keep their stacks and arenas for the next launch.
+// Machines are pooled to reuse their stacks and arenas.
 std::mutex pool_mutex;
 std::vector<std::unique_ptr<Machine>> pool;
 
@@ -299,13 +298,13 @@ std::string run(const Request& request, Relocation* relocation) {
     work(launch);
     for (std::thread& helper : helpers) helper.join();
     if (request.checks) checks::end_launch();
-    // One that nobody waits in may end before the launch in front, and the launch behind waits for it alone.
+    // Without a wait, this launch may finish before the previous one, and the next launch waits for this one only.
     if (request.checks && request.overlap && launch.error.empty() && !launch.waited)
-        launch.error = "no thread called wait_for_previous_launch, in a launch that overlaps the one in front";
+        launch.error = "no thread called wait_for_previous_launch, in a launch that overlaps the previous one";
     return launch.error;
 }
 
-// What unset variables are filled with, with other signs: 0xFE, large negative numbers, becomes 0x7E, large positive ones.
+// Flips the sign bits of the fill of unset variables: 0xFE (large negative numbers) becomes 0x7E (large positive ones).
 class Flipped {
   public:
     explicit Flipped(const Request& request) : request(request), lock(checks::one_launch) { flip(); }
@@ -319,7 +318,7 @@ class Flipped {
             const uintptr_t first = fill.start / page * page, end = fill.start + fill.bytes;
             const bool is_code = fill.start - request.code.start < request.code.bytes;
             void* const pages = reinterpret_cast<void*>(first);
-            if (mprotect(pages, end - first, PROT_READ | PROT_WRITE | PROT_EXEC)) return;  // at the first or at none
+            if (mprotect(pages, end - first, PROT_READ | PROT_WRITE | PROT_EXEC)) return;  // fails at the first fill or not at all
             for (uintptr_t at = fill.start; at < end; ++at) *reinterpret_cast<unsigned char*>(at) ^= 0x80;
             mprotect(pages, end - first, PROT_READ | (is_code ? PROT_EXEC : 0));
         }
@@ -328,12 +327,12 @@ class Flipped {
     const std::lock_guard<std::mutex> lock;
 };
 
-// The launch again, with other bits in variables that the kernel never sets: a result that differs depends on them.
-// Nothing is checked meanwhile, which makes it fast.
+// Relaunches with other bits in variables that the kernel never sets: a result that changes depends on them. Runs
+// without checks, which is fast.
 std::string depends_on_unset(const Request& request, const Relocation& done) {
     Request other = request;
     other.checks = 0;
-    other.workers = 1;  // in the same order
+    other.workers = 1;  // to keep the order
     Relocation relocation(other, true);
     if (!relocation.moves()) return {};
     std::string error;
@@ -362,7 +361,7 @@ std::string run_checked(const Request& request, bool move) {
 
 }  // namespace
 
-// Null, or what went wrong; the caller frees it.
+// Returns null or a report, which the caller frees.
 extern "C" char* twin_launch(const Request* request) {
     const std::string error = request->checks ? run_checked(*request, true) : run(*request, nullptr);
     return error.empty() ? nullptr : strdup(error.c_str());
@@ -370,7 +369,7 @@ extern "C" char* twin_launch(const Request* request) {
 
 extern "C" void twin_free(char* report) { std::free(report); }
 
-// ------------------------------------------------------------------ used by the other parts
+// ------------------------------------------------------------------ used by other files
 
 void sleep(Sleepers& list, const Waiting& waiting) {
     checks::check_stray();
@@ -414,7 +413,7 @@ void fail_at(const std::string& place, const std::string& message, const Thread*
     if (!here) throw Failure();
     Thread* const from = self();
     here = nullptr;
-    switch_fiber(*from, machine->scheduler);  // which runs nobody any more
+    switch_fiber(*from, machine->scheduler);  // which runs no further thread
     __builtin_unreachable();
 }
 

@@ -1,7 +1,7 @@
-// Races, uninitialised shared memory, and accesses outside what a kernel may touch.
+// Data races, uninitialized shared memory, and out-of-bounds accesses.
 //
-// Two accesses race if they touch the same bytes, one writes, not both are atomic, and no barrier orders
-// them. Vector clocks say what is ordered, so the finding does not depend on the order that was run.
+// Two accesses race if they touch the same bytes, at least one writes, not both are atomic, and nothing orders them.
+// Vector clocks define the order, so findings do not depend on the schedule of this run.
 #include "checks.h"
 #include "counting.h"
 
@@ -49,7 +49,7 @@ std::string memory_name(uint32_t rank, uint32_t offset) {
 
 // ------------------------------------------------------------------ order
 
-bool ordered(const Touch& touch) {  // before the running thread's present
+bool ordered(const Touch& touch) {  // happens before the running thread's current access
     if (touch.cluster == machine->cluster)
         return touch.slot == self()->slot || self()->clock.knows(touch.slot, touch.clock);
     const auto& others = self()->clock.others;
@@ -77,10 +77,10 @@ template <class... Position>
     const char* verb = access.write ? "writes" : "reads";
     const std::string memory = memory_name(position...), other_place = place(other.site);
     if (is_agent(other) && other_wrote)
-        report(access.site, text("%s %s, to which the copy of %s is under way: nobody has waited for it", verb,
+        report(access.site, text("%s %s, to which the copy of %s is in flight: it was not waited for", verb,
                                  memory.c_str(), other_place.c_str()));
     if (is_agent(other))
-        report(access.site, text("writes %s, which the operation of %s still has to read: nobody has waited for it",
+        report(access.site, text("writes %s, which the operation of %s still has to read: it was not waited for",
                                  memory.c_str(), other_place.c_str()));
     report(access.site, text("race: %s %s, which %s %s at %s, and nothing orders the two", verb, memory.c_str(),
                              name_of(other).c_str(), other_wrote ? "wrote" : "read", other_place.c_str()));
@@ -107,7 +107,7 @@ bool join(Readers& readers, const Touch& touch) {
     return true;
 }
 
-// A reader that is ordered before another need not be remembered: who is ordered after the other is after it too.
+// A reader that is ordered before another need not be kept: a write after the latter is also after the former.
 void add_reader(Cell& cell, const Touch& touch, std::deque<std::vector<Readers>>& store) {
     if (join(cell.read, touch)) return;
     Readers fresh{touch, 1u << touch.slot % 32};
@@ -122,7 +122,7 @@ void add_reader(Cell& cell, const Touch& touch, std::deque<std::vector<Readers>>
     for (Readers& readers : *cell.more)
         if (join(readers, touch)) return;
     std::vector<Readers> left;
-    int others = 0;  // of clusters that have run before
+    int others = 0;  // readers of earlier clusters
     forget_ordered(cell.read);
     if (cell.read.lanes) left.push_back(cell.read);
     for (Readers& readers : *cell.more) {
@@ -154,7 +154,7 @@ void touch(Cell& cell, const Access& access, uint8_t bytes, std::deque<std::vect
     const Touch now{machine->cluster,       self()->clock.at[self()->slot], access.site,
                     uint16_t(self()->slot), bytes,                          access.kind};
     if (cell.flight)
-        report(access.site, text("%s %s, to which the copy of %s is under way: nobody has waited for it",
+        report(access.site, text("%s %s, to which the copy of %s is in flight: it was not waited for",
                                  access.write ? "writes" : "reads", memory_name(position...).c_str(),
                                  place(cell.flight).c_str()));
     if (races(cell.written, now)) report_race(access, cell.written, true, position...);
@@ -171,7 +171,7 @@ void touch(Cell& cell, const Access& access, uint8_t bytes, std::deque<std::vect
     cell.written = kept;
 }
 
-// Calls f(cell, which of its bytes, the first of them) for the cell, or for those of single bytes.
+// Calls f(cell, mask of its bytes, first byte) for the cell, or for its single-byte halves.
 template <class F>
 void each_part(Cell& cell, uint8_t bytes, std::deque<std::array<Cell, 2>>& store,
                std::deque<std::vector<Readers>>& readers, F f) {
@@ -190,11 +190,11 @@ uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
 
 // ------------------------------------------------------------------ the two memories
 
-// A thread's own stores reach TMA and the tensor cores only behind a proxy fence.
+// A thread's own stores are visible to TMA and the tensor cores only after a proxy fence.
 void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
     const Touch& written = cell.written;
     if (!written.cluster || written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()) return;
-    if (!ordered(written)) return;  // a race, which is told of as one
+    if (!ordered(written)) return;  // a race, reported as such
     if (knows_proxy_fence(written.slot, written.clock)) return;
     report(access.site, text("%s %s asynchronously, which %s wrote at %s without a proxy fence of its own since",
                              access.write ? "writes" : "reads", memory_name(rank, 2 * half).c_str(),
@@ -246,8 +246,8 @@ Cell& global_cell(uintptr_t half) {
     return (*last_page)[half % (PAGE_BYTES / 2)];
 }
 
-// A launch that may start early knows what the one in front left behind only after waiting for it: itself, or a thread
-// that it has heard from. Weights may be declared ready.
+// In a launch that may start early, a thread may access global memory only after wait_for_previous_launch, its own or
+// that of a thread it has synchronized with. Weights may be declared ready.
 void check_waited(const Access& access) {
     const Request& request = state->launch->request;
     Thread& own = *self();
@@ -260,7 +260,7 @@ void check_waited(const Access& access) {
         }
     for (const Range& weights : state->weights_ready)
         if (!access.write && access.address - weights.start < weights.bytes) return;
-    report(access.site, text("%s %s before wait_for_previous_launch: the launch in front may not have finished",
+    report(access.site, text("%s %s before wait_for_previous_launch: the previous launch may not have finished",
                              access.write ? "writes" : "reads", memory_name(access.address).c_str()));
 }
 
@@ -276,8 +276,8 @@ void access_global(const Access& access) {
                   });
 }
 
-// A thread that returned in front of a barrier or collective has done nothing of what is behind it. If it did what
-// another does for the first time now, behind it, it has gone around it.
+// A thread that returned before a barrier or collective has executed nothing after it. If it has executed what another
+// thread now does for the first time after the barrier, it has bypassed the barrier.
 void check_bypass(const Access& access) {
     if (!self()->bypass && !self()->warp_bypass) return;
     if (state->visitors.have(access.site, *self())) return;
@@ -297,7 +297,7 @@ void set_flight(uint32_t rank, uint32_t offset, uint32_t bytes, Site site) {
                   [&](Cell& cell, uint8_t, uint32_t) { cell.flight = site; });
 }
 
-bool is_own(uintptr_t address) {  // threadIdx and its like, or a thread's stack
+bool is_own(uintptr_t address) {  // threadIdx and the like, or a thread's stack
     const auto within = [&](const void* start, size_t bytes) {
         return address - reinterpret_cast<uintptr_t>(start) < bytes;
     };
@@ -378,11 +378,11 @@ void access(const Access& access) {
     if (!access.kind) state->visitors.add(access.site, *self());
 }
 
-// ------------------------------------------------------------------ who was where
+// ------------------------------------------------------------------ visited sites
 
 namespace {
 
-uint64_t key(Site site, const Thread& thread) {  // of the site and the warp
+uint64_t key(Site site, const Thread& thread) {  // unique per site and warp
     const uint32_t warps = (machine->launch->block_threads() + 31) / 32;
     return uint64_t(site) << 16 | (thread.owner->rank * warps + thread.number / 32);
 }
@@ -396,7 +396,7 @@ bool Visitors::have(Site site, const Thread& thread) const {
     return found != lanes.end() && found->second >> thread.number % 32 & 1;
 }
 
-// ------------------------------------------------------------------ called by the other parts
+// ------------------------------------------------------------------ used by other files
 
 void begin_launch(const Launch& launch) {
     one_launch.lock();
@@ -422,7 +422,7 @@ void begin_cluster() {
     state->shared_readers.clear();
 }
 
-void end_launch() {  // the cells stay, for what is asked about them afterwards
+void end_launch() {  // keeps the cells for queries after the launch
     state->launch = nullptr;
     one_launch.unlock();
 }
@@ -455,7 +455,7 @@ namespace {
 
 std::pair<uint32_t, uint32_t> own_block() { return {machine->cluster, self()->owner->rank}; }
 
-// What those who came to the address before have published, as far as an access of that scope can see it.
+// Returns what earlier atomics at this address have published, as far as this scope can see it.
 Clock seen_at(uintptr_t address, Scope scope) {
     Released& released = state->released[address];
     Clock seen;
@@ -484,9 +484,9 @@ void publish_at(uintptr_t address, Scope scope) {
 
 }  // namespace
 
-// On the card a volatile access is a relaxed one of the widest scope: two of them do not race, and they order nothing
-// else unless there is a fence before the write and one after the read. In shared memory, where a barrier is what is
-// meant, it counts as any other.
+// On a GPU a volatile access is relaxed with system scope: two of them do not race, and they order nothing else unless
+// there is a fence before the write and one after the read. In shared memory, where a barrier is almost always
+// intended, it is treated like any other access.
 void volatile_access(const Access& access) {
     for (const Block& block : machine->blocks)
         if (access.address - reinterpret_cast<uintptr_t>(block.arena) < state->launch->layout.room_bytes)
@@ -501,8 +501,8 @@ void volatile_access(const Access& access) {
 
 }  // namespace checks
 
-// A fence and then an atomic publish what came before the fence, to those whom both are meant for; an atomic at the same
-// address sees it.
+// A fence followed by an atomic publishes everything before the fence to threads in both scopes; a later atomic at the
+// same address acquires it.
 void atomic_access(void* pointer, unsigned bytes, Scope scope, Where where) {
     using namespace checks;
     const auto address = reinterpret_cast<uintptr_t>(pointer);

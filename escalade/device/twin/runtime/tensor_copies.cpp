@@ -1,5 +1,5 @@
-// TMA: boxes of a tensor, or the pixels of a convolution, to and from shared memory. Late, a load lands only
-// when no thread can run, and a store reads its source only when its issuer waits for it.
+// TMA: boxes of a tensor, or im2col windows of a convolution, to and from shared memory. With late operations, a load
+// completes only when no thread can run, and a store reads its source only when its issuer waits for it.
 #include "counting.h"
 #include "units.h"
 
@@ -49,7 +49,7 @@ void for_each_row(const MapFields& map, const int* at, const u16* taps, Visit vi
         }
         for (u32 d = 1; d < map.rank; ++d) position[d] = corner[d] + (d <= spatial ? taps[d - 1] : 0);
         visit(row, row_address(map, position));
-        // The window's corner walks in steps of the stride between the two corners of the image.
+        // The window's corner advances by the stride between the two corners of the bounding box.
         for (u32 d = 1; d < map.rank; ++d) {
             corner[d] += d <= spatial ? map.step[d] : 1;
             if (d > spatial || corner[d] <= (long long)map.size[d] - 1 + map.upper[d - 1]) break;
@@ -58,8 +58,8 @@ void for_each_row(const MapFields& map, const int* at, const u16* taps, Visit vi
     }
 }
 
-// The card stops with an illegal instruction where the first bytes of a row are not aligned. Pixels of im2col have their
-// channels innermost, and are aligned if those are.
+// A GPU raises an illegal instruction if the first bytes of a row are not aligned. im2col pixels have their channels
+// innermost, and are aligned if those are.
 void check_first(const MapFields& map, const int* at, Where where) {
     if ((long long)at[0] * map.element_bytes % 16)
         fail(where, "a copy that begins at element %d of %d bytes: TMA needs multiples of 16 bytes", at[0], map.element_bytes);
@@ -149,7 +149,7 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
         use_shared(target, destination, load.bytes, true, true, "a load", where, stamp);
         if (settings().late) std::memset(machine->blocks[target].arena + destination, POISON, load.bytes);
     }
-    release(load.clock);  // who sees the load completed has seen all up to its issue
+    release(load.clock);  // completion of the load implies everything before its issue
     if (settings().late) units_state().loads.push_back(load);
     else perform(load);
 }
@@ -171,7 +171,7 @@ void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Whe
 
 void tensor_store_close_group() { ++mine().store_group; }
 
-// Frees the sources of all groups but `pending`; what they write is there for the next launch.
+// Frees the sources of all groups but `pending`; their writes are visible to the next launch.
 void tensor_store_wait_read(u32 pending) {
     ThreadUnits& unit = mine();
     if (unit.store_group <= pending) return;

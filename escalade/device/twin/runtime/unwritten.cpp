@@ -1,4 +1,4 @@
-// Global memory that was given to a kernel unwritten: outputs and workspaces, as their callers declare them.
+// Global memory that is uninitialized at launch: outputs and workspaces, as declared by the caller.
 #include "checks.h"
 
 namespace twin::checks {
@@ -31,13 +31,13 @@ uintptr_t moved_to(uintptr_t address) {
 
 }  // namespace
 
-// Where the last launch wrote that byte; the caller frees it.
+// Returns where the last launch wrote that byte; the caller frees the string.
 extern "C" char* twin_writer(uintptr_t address) {
     const checks::Touch* writer = checks::state ? checks::written_by(moved_to(address)) : nullptr;
     return strdup(writer ? checks::place(writer->site).c_str() : "somewhere");
 }
 
-// The first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
+// Returns the first unwritten byte from `from` on, or `bytes` if the last launch wrote them all.
 extern "C" uint64_t twin_unwritten(uintptr_t start, uint64_t bytes, uint64_t from) {
     using namespace checks;
     if (!state) return from;

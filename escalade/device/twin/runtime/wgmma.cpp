@@ -1,7 +1,8 @@
-// wgmma: the first thread of a warpgroup to need a product computes all of it, the others take their registers
-// from it; the k-th wgmma of all its threads must agree. Late, that happens only when its group is waited for.
+// wgmma: the first thread of a warpgroup that needs a product computes all of it, the others copy their registers from
+// it. The k-th wgmma of all threads must agree. With late operations, products are computed when their group is waited
+// for.
 //
-// A product is added up in fp32 and then to the accumulator; the card's rounding inside differs.
+// A product is summed in fp32 and then added to the accumulator; the rounding of tensor cores differs.
 #include "counting.h"
 #include "units.h"
 
@@ -11,10 +12,10 @@ namespace {
 constexpr int CHUNK_BYTES = 16, DEPTH_BYTES = 32;  // every wgmma takes 32 bytes of each row
 constexpr u64 DESCRIPTOR_BITS = 0xC00E3FFF3FFF3FFFull;  // the others are reserved
 
-// From a descriptor. K-major, a row of memory holds elements along K: 16 bytes of them, and `leading` leads to the next
-// 16 bytes, or with a swizzle 32, 64 or 128 bytes; `stride` leads to the next 8 rows. Transposed (MN-major, of 16-bit
-// elements), a row holds 64 elements along M or N of one k; `stride` leads to the next 8 of K, `leading` to the next 64
-// along M or N.
+// Operand of a descriptor. K-major: a row of memory holds 16 bytes along K (32, 64 or 128 with a swizzle). `leading` is
+// the distance to the next 16 bytes without a swizzle, `stride` that to the next 8 rows. Transposed (MN-major, 16-bit):
+// a row holds 64 elements along M or N of one k. `stride` is the distance to the next 8 of K, `leading` to the next 64
+// of M or N.
 struct Operand {
     u32 start, leading, stride, mode;
     bool transposed;
@@ -22,11 +23,11 @@ struct Operand {
         : start((descriptor & 0x3FFF) << 4), leading((descriptor >> 16 & 0x3FFF) << 4),
           stride((descriptor >> 32 & 0x3FFF) << 4), mode((4 - (descriptor >> 62)) & 3), transposed(transposed) {}
     u32 pitch() const { return 16u << mode; }
-    u32 chunk(int row, int number) const {  // where 16 bytes of a row are, K-major
+    u32 chunk(int row, int number) const {  // offset of 16 bytes of a row, K-major
         const u32 linear = start + row / 8 * stride + row % 8 * pitch() + number * (mode ? CHUNK_BYTES : leading);
         return swizzled(linear, mode);
     }
-    u32 chunk_of_k(int row, int k) const {  // where 8 rows of one k are, transposed
+    u32 chunk_of_k(int row, int k) const {  // offset of 8 rows of one k, transposed
         return swizzled(start + row / 64 * leading + k / 8 * stride + k % 8 * pitch() + row % 64 * 2, mode);
     }
     // visit(offset) for the chunks of 16 bytes that hold rows from `first` to `last`.
@@ -36,7 +37,7 @@ struct Operand {
             for (int i = 0; i < (transposed ? 16 : DEPTH_BYTES / CHUNK_BYTES); ++i)
                 visit(transposed ? chunk_of_k(row, i) : chunk(row, i));
     }
-    // visit(offset, bytes) for the ranges that it lies in, and more.
+    // visit(offset, bytes) for ranges that cover the operand, and possibly more.
     template <class Visit>
     void for_each_range(int rows, Visit visit) const {
         const u32 first = start & ~(pitch() - 1), group = (rows / 8 - 1) * stride + 8 * pitch();
@@ -76,7 +77,7 @@ int elements(Element element, const unsigned char* chunk, float* values) {  // o
     return 8;
 }
 
-// put(row, k, value) for the elements of an operand; its rows are those of A, or columns of B.
+// put(row, k, value) for the elements of an operand; its rows are rows of A or columns of B.
 template <class Put>
 void for_each_element(Element element, const Operand& operand, int rows, Put put) {
     float values[CHUNK_BYTES];
@@ -96,14 +97,14 @@ void for_each_element(Element element, const Operand& operand, int rows, Put put
         }
 }
 
-// The rows of a warp from its lanes' registers, which hold them as mma's do.
+// The rows of a warp from its lanes' registers, in the fragment layout of mma.
 template <class Put>
 void for_each_register(const Product& product, int warp, Put put) {
     float values[CHUNK_BYTES];
     for (int lane = 0; lane < 32; ++lane) {
         const u32* registers = &product.registers[(warp * 32 + lane) * ROWS_REGISTERS];
         const int count = elements(product.element, reinterpret_cast<const unsigned char*>(registers), values);
-        const int each = count / ROWS_REGISTERS;  // elements of a register, adjacent along K
+        const int each = count / ROWS_REGISTERS;  // elements per register, adjacent along K
         for (int i = 0; i < count; ++i)
             put(16 * warp + lane / 4 + i / each % 2 * 8, i / each / 2 * 4 * each + lane % 4 * each + i % each, values[i]);
     }
@@ -173,7 +174,7 @@ void check_descriptor(u64 descriptor, bool transposed, Where where) {
              " %#llx", descriptor);
 }
 
-// Tells the checks what this warp's part of a product reads: all columns, and its own rows.
+// Reports the reads of this warp's part of a product to the checks: all columns, and its own rows.
 void tell_operands(const Product& product, Stamp stamp) {
     const auto read = [&](u32 offset) {
         checks::touch_shared(own_rank(), offset, CHUNK_BYTES, false, true, product.where, stamp);
@@ -238,7 +239,7 @@ void wgmma_issue(Element element, float* d, int n, u64 a, u64 b, bool accumulate
     finish_issue(issue({element, a, b, n, rows_transposed, columns_transposed, false, where}, d, accumulate));
 }
 
-// The warp meets, because each lane has a part of the rows.
+// Synchronizes the warp, because each lane holds a part of the rows.
 void wait::wgmma_from_registers(Element element, float* d, int n, const u32* a, u64 b, bool accumulate, Where where) {
     const Fragment fragment = issue({element, 0, b, n, false, false, true, where}, d, accumulate, a);
     Warpgroup& group = warpgroup();

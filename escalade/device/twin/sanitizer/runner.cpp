@@ -1,7 +1,7 @@
 // One launch of one kernel in a process of its own, under AddressSanitizer and UndefinedBehaviorSanitizer.
 //
 // runner RUNTIME LIBRARY INPUT OUTPUT: reads a description and the buffers' contents from a file, gives each buffer
-// memory of exactly its size (so that red zones lie right behind it), runs, and writes the buffers back. See
+// memory of exactly its size (so that red zones follow it directly), runs, and writes the buffers back. See
 // checks.py, which writes the file.
 #include "../runtime/state.h"
 
@@ -41,7 +41,7 @@ int main(int, char** arguments) {
     if (!library) return std::fprintf(stderr, "%s\n", dlerror()), 2;
     File input{std::fopen(arguments[3], "rb")};
     Request request{};
-    input.read(&request, offsetof(Request, entry));  // the numbers in front of the pointers
+    input.read(&request, offsetof(Request, entry));  // the numbers, which precede the pointers
     request.library.bytes = input.value<uint64_t>();
     request.code.start = input.value<uint64_t>();
     request.code.bytes = input.value<uint64_t>();
@@ -60,7 +60,7 @@ int main(int, char** arguments) {
         std::memcpy(memory, content.data(), content.size());
         buffers.push_back({memory, content.size()});
     }
-    // An argument is its bytes; 8 of them from a given one on may stand for a buffer's address.
+    // An argument is given as bytes, of which 8 at a given offset may be a buffer's address.
     std::vector<std::vector<char>> values;
     const auto argument_count = input.value<uint32_t>();
     for (uint32_t i = 0; i < argument_count; ++i) {
@@ -75,7 +75,7 @@ int main(int, char** arguments) {
     }
     std::fclose(input.stream);
 
-    // As aligned as the strictest parameter, a TensorMap, may ask for.
+    // Aligned for the strictest parameter, a TensorMap.
     std::vector<void*> parameters;
     for (const std::vector<char>& value : values) {
         parameters.push_back(std::aligned_alloc(64, (value.size() + 63) / 64 * 64));

@@ -69,11 +69,11 @@ MOST_CONFIGS = 16
 
 START_CYCLES = 1600.0
 """Cycles until the first copies arrive, plus those from the last results to the end of the launch."""
-TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
+PING_PONG_CYCLES, PING_PONG_CYCLES_PER_RESULT = 500.0, 0.04
 """Cycles between the products of two tiles with ping-pong: fixed, and per result."""
-END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
+END_CYCLES, END_CYCLES_PER_RESULT = 900.0, 0.12
 """Cycles between the products of two tiles if nothing else is multiplied meanwhile: fixed, and per result."""
-UNEVEN_CYCLES_A_SUM, UNEVEN_WIDE_CYCLES_A_SUM = 0.1, 0.35
+UNEVEN_CYCLES_PER_RESULT, UNEVEN_WIDE_CYCLES_PER_RESULT = 0.1, 0.35
 """Extra cycles per result if filters are no multiple of the tile: of 64 (240to40_28, 480to80_14, 112to672_14), and of
 128 and more (24to72_56, 40to120_28, 104to104_28)."""
 SPECIAL_CYCLES = 1.4
@@ -81,18 +81,18 @@ SPECIAL_CYCLES = 1.4
 GELU."""
 SWAPPED = 0.92
 """Factor on all cycles with swapped operands: mean of 225 tiles of Inception v3, GoogLeNet and ConvNeXt."""
-THIN_CYCLES_A_COPIED_ROW = 4.3
+THIN_CYCLES_PER_COPIED_ROW = 4.3
 """Cycles per copied row of pixels or filters with fewer channels than a k-tile: 48to64_35_k5, 96to96_35_k3 and
 80to192_73_k3."""
-THIN_CYCLES_A_ROW = 10.0
+THIN_CYCLES_PER_PIXEL = 10.0
 """Extra cycles per pixel of a tile with fewer channels than a k-tile: 16to64_112."""
 STRAIGHT = 1.4
 """Factor for stores directly from registers, a quarter of a line at a time."""
-MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
+EXCHANGE_CYCLES, EXCHANGE_CYCLES_PER_RESULT = 300.0, 0.15
 """Cycles of a split-K exchange and reduction: fixed, and per result."""
-POOL_CYCLES_A_SUM = 0.04
+POOL_CYCLES_PER_RESULT = 0.04
 """Extra cycles per pooled result. A guess: five instructions of one in 128 threads."""
-STATISTICS_CYCLES_A_SUM = 0.04
+STATISTICS_CYCLES_PER_RESULT = 0.04
 """Extra cycles per result for statistics: 170 instructions of each of four warps per staging tile."""
 OVER_RING_CYCLES = 600.0
 """Extra cycles if CTAs must wait for each other before they push their parts."""
@@ -225,21 +225,23 @@ class PersistentConfig(Config):
         copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
         rounds = ceil_div(tiles, at_once)
         if self.share == PING_PONG and rounds > 1:
-            end = TURN_CYCLES + TURN_CYCLES_A_SUM * sums
+            end = PING_PONG_CYCLES + PING_PONG_CYCLES_PER_RESULT * sums
         else:
-            end = END_CYCLES + END_CYCLES_A_SUM * sums
+            end = END_CYCLES + END_CYCLES_PER_RESULT * sums
         if not self.buffers:
             end *= STRAIGHT
         if self.parts > 1:
-            end += MEETING_CYCLES + MEETING_CYCLES_A_SUM * sums
+            end += EXCHANGE_CYCLES + EXCHANGE_CYCLES_PER_RESULT * sums
             if not self.parts_apart:
                 end += OVER_RING_CYCLES
         if self.cluster > 1:  # the CTAs wait for each other
             products, copies = 1.08 * products, 1.08 * copies
         if filters % self.filters:
-            end += (UNEVEN_WIDE_CYCLES_A_SUM if self.filters > LEAST_FILTERS else UNEVEN_CYCLES_A_SUM) * sums
+            end += (
+                UNEVEN_WIDE_CYCLES_PER_RESULT if self.filters > LEAST_FILTERS else UNEVEN_CYCLES_PER_RESULT
+            ) * sums
         end += SPECIAL_CYCLES * special / SPECIAL_LANES * sums
-        slower = max(0.0, THIN_CYCLES_A_COPIED_ROW * (self.pixels + self.filters) - max(products, copies))
+        slower = max(0.0, THIN_CYCLES_PER_COPIED_ROW * (self.pixels + self.filters) - max(products, copies))
         multiplied = (
             ceil_div(k_tiles, self.splits) * max(products, copies) + ceil_div(thin, self.splits) * slower
         )
@@ -440,14 +442,14 @@ class Persistent(HopperRung[PersistentConfig]):
         )  # fmt: skip
         if p.pools:
             rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-            cost += rounds * config.pixels * config.filters * POOL_CYCLES_A_SUM
+            cost += rounds * config.pixels * config.filters * POOL_CYCLES_PER_RESULT
         if p.statistics:
             rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-            cost += rounds * config.pixels * config.filters * STATISTICS_CYCLES_A_SUM
+            cost += rounds * config.pixels * config.filters * STATISTICS_CYCLES_PER_RESULT
         if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
             return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-        return cost + rounds * config.pixels * THIN_CYCLES_A_ROW
+        return cost + rounds * config.pixels * THIN_CYCLES_PER_PIXEL
 
     def recipe(self, problem: Conv2dProblem, config: PersistentConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)

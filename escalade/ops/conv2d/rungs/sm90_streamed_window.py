@@ -41,7 +41,7 @@ COLUMN_CYCLES = 2.2
 """Tensor-core cycles per column of a tap, 64 filters by 128 bytes of channels: 2, and the loss to the power limit."""
 START_CYCLES = 500.0
 """Cycles until the first copies are in flight."""
-TURN_CYCLES = 1000.0
+PING_PONG_CYCLES = 1000.0
 """Cycles between the products of two tiles."""
 END_CYCLES_COLUMN = 13.5
 """Cycles per column of the last tile's epilogue."""
@@ -138,10 +138,10 @@ def _cost(tiling: Tiling, splits: int, card: Card) -> float:
     end = END_CYCLES_COLUMN * tiling.width
     if tiling.shared_panel:
         copies = 2 * tiling.width * ROW_BYTES / copy.together
-        tile = max(tile, HANDING_CYCLES - TURN_CYCLES + (1 + conv.epilogue.aux) * copies)
+        tile = max(tile, HANDING_CYCLES - PING_PONG_CYCLES + (1 + conv.epilogue.aux) * copies)
         end += copies / 2
     if splits == 1:
-        return START_CYCLES + ceil_div(tiles, card.multiprocessors) * (tile + TURN_CYCLES) + end
+        return START_CYCLES + ceil_div(tiles, card.multiprocessors) * (tile + PING_PONG_CYCLES) + end
     first = copied * tiles * splits / card.multiprocessors / card.rates.copies.tma_first
     lonely = LONELY_TAP_CYCLES if conv.taps == 1 else 0.0
     return lonely + first + tile + MEETING_CYCLES_COLUMN * tiling.width

@@ -33,7 +33,7 @@ COLUMN_CYCLES = 0.545
 """Tensor-core cycles per column of a step, 64 filters by 16 channels: 0.5, and the loss to the power limit."""
 START_CYCLES = 360.0
 """Cycles until a CTA's first copies are in flight."""
-TURN_CYCLES = 405.0
+PING_PONG_CYCLES = 405.0
 """Cycles between the products of two tiles: 10% of the tensor cores' time with tiles of 4 x 56 pixels."""
 END_CYCLES = 470.0
 """Fixed cycles of a tile's epilogue: barriers and the staging tile."""
@@ -82,7 +82,7 @@ def _cost(tiling: Tiling, card: Card) -> float:
     """Estimate the cycles of the CTA with the most tiles from tensor cores, shared memory, L2 and epilogues."""
     assert tiling.width
     step = max(COLUMN_CYCLES * tiling.width, (FILTERS + tiling.width) * 32 / SHARED_RATE)
-    products = tiling.conv.taps * (tiling.row_bytes // 32) * step + TURN_CYCLES
+    products = tiling.conv.taps * (tiling.row_bytes // 32) * step + PING_PONG_CYCLES
     end = END_CYCLES + END_CYCLES_COLUMN * tiling.width
     copies = tiling.window_bytes / card.rates.copies.tma_window
     # One warpgroup's epilogue is hidden behind the products of the other.

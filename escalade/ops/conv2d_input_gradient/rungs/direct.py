@@ -100,7 +100,7 @@ STATIC_SHARED_BYTES = 48 * 1024
 MOST_CHUNK = 8
 """Filters per stage: the products of a tap with all of them are unrolled."""
 STAGED_COST = 8
-"""An estimate of what staging an element costs, in multiply-adds: an index into a tensor with bounds checks."""
+"""Estimated cost of staging an element, in multiply-adds: an index into a tensor with bounds checks."""
 SEVERAL_ROWS_COST = 1.5
 """Cost of a product for a warp with pixels of several rows: in shared memory, these rows are in the same banks."""
 WARP = 32
@@ -146,7 +146,7 @@ class TileConfig(Config):
         return f.batch * pixels * ceil_div(f.channels, self.channels)
 
     def cost(self, forward: Conv2dProblem) -> float:
-        """About proportional to the time: products, those past the edges included, and staging."""
+        """Cost roughly proportional to time: products, including those past the edges, and staging."""
         products = self.chunk * self.threads * forward.taps * self._turns(forward)
         chunks = ceil_div(forward.filters, self.chunk)
         return self.blocks(forward) * chunks * (products + STAGED_COST * self.staged(forward))
@@ -161,7 +161,7 @@ class TileConfig(Config):
 
 
 def _tiles(forward: Conv2dProblem) -> tuple[TileConfig, ...]:
-    """The tiles that fit in shared memory, each with the largest chunk that does, the cheapest first."""
+    """Return the tiles that fit into shared memory, each with the largest chunk that fits, cheapest first."""
     found = []
     for tile in _TILES[forward.layout]:
         chunk = min(MOST_CHUNK, forward.filters)

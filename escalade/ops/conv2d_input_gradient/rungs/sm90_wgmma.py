@@ -120,7 +120,7 @@ SPLIT = ("cluster_split_k",)
 """Split-K rungs of conv2d; with a stride, a phase may have fewer k-tiles than CTAs."""
 
 
-NORM_CYCLES_A_SUM = {"none": 0.1, "x": 0.22, "output": 0.35}
+NORM_CYCLES_PER_RESULT = {"none": 0.1, "x": 0.22, "output": 0.35}
 """Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56
 and 128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
 APART = 1.2
@@ -188,7 +188,7 @@ class Persistent(PerPhase[PersistentConfig]):
         if not problem.norm:
             return apart * self.card.microseconds(clocks, moved)
         results = phase.elements / self.card.multiprocessors
-        sums = NORM_CYCLES_A_SUM[problem.norm] * results / self.card.rates.clock
+        sums = NORM_CYCLES_PER_RESULT[problem.norm] * results / self.card.rates.clock
         return self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
 
     def part(

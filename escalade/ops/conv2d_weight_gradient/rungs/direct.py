@@ -16,7 +16,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.rung import WeightGradientRung
 _SUMS = "sums"
 _FP32_BYTES = 4
 _TILE = 128
-"""Weights of a filter per CTA, in shared memory."""
+"""Weights of one filter per CTA, in shared memory."""
 _LEAST_PIXELS = 64
 """Least pixels per part."""
 

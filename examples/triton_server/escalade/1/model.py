@@ -6,8 +6,8 @@
 The engine takes images as bytes: `escalade build --mean --std`, or `engine.save` behind
 `escalade.compile(..., normalize=(mean, std))`. The server's Python has Escalade installed.
 
-The server gives as many requests at a time as config.pbtxt lets it gather, each of one image or more. They are one call
-of the engine, filled up to a power of two, so that there are few plans; all of them are made while the model is loaded.
+The server passes up to the number of requests that config.pbtxt allows, each with one or more images. They become one
+engine call, padded to a power of two, so that there are few plans; all of them are made while the model is loaded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _images(request: Any) -> torch.Tensor:
 
 
 class TritonPythonModel:
-    """What the server looks for in this file, by this name."""
+    """The class that the server looks up by name."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Says what goes in and what comes out, beside what config.pbtxt says."""
+        """Add inputs and outputs to the settings in config.pbtxt."""
         engine = escalade.load(ENGINE, device="cpu")
         side = side_of(engine.graph.inputs[0].shape)
         config.add_input({"name": IMAGES, "data_type": "TYPE_UINT8", "dims": [3, side, side]})
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Loads the engine onto the instance's device."""
+        """Load the engine on the instance's device."""
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         self._engine = escalade.load(ENGINE, device=device)
@@ -54,19 +54,19 @@ class TritonPythonModel:
             size *= 2
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response for each request, in their order: all by one call, or each by its own where that goes wrong."""
+        """Return one response per request, in order: from one call for all, or from single calls if that fails."""
         try:
             given = [_images(request) for request in requests]
             parts = self._logits(torch.cat(given)).split([len(images) for images in given])
         except Exception as error:
-            if len(requests) > 1:  # one of them may be to blame, and the others get their answers
+            if len(requests) > 1:  # one of them may be invalid; the others still get results
                 return [response for request in requests for response in self.execute([request])]
             said = pb_utils.TritonError(str(error))
             return [pb_utils.InferenceResponse(output_tensors=[], error=said)]
         return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(LOGITS, part)]) for part in parts]
 
     def finalize(self) -> None:
-        """Lets the engine's memory go before the process ends."""
+        """Free the engine's memory before the process ends."""
         del self._engine
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:

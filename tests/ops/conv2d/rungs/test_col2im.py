@@ -1,4 +1,4 @@
-"""conv2d of few filters: bands that share rows of x, several of them a block, what is refused, what is chosen."""
+"""conv2d of few filters: bands that share rows of x, several bands per CTA, refusals, choices."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def posed(name: str, dtype: str = "fp16") -> Conv2dProblem:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("136to3_9x19_k3s1_b2_bias+relu", "bf16"),  # channels that fill no round of loads
+        ("136to3_9x19_k3s1_b2_bias+relu", "bf16"),  # channels that do not fill a round of loads
         ("40to2_11x9_k3x5s2x1p0x3d2x1_b2", "fp32"),
     ],
 )
 def test_several_bands(name: str, dtype: str, seed: int) -> None:
-    """On a card with one multiprocessor, whose blocks have several bands each."""
+    """On a card with one SM, whose CTAs have several bands each."""
     check(CONV2D, COL2IM.on(TINY), posed(name, dtype), Col2imConfig(4), CPU, seed)
 
 
@@ -39,7 +39,7 @@ def test_several_bands(name: str, dtype: str, seed: int) -> None:
     "name",
     [
         "3to72_10x7_k4s2p1_b2_bias+relu",
-        "2to40_9x8_k3s3p0d2_b1",  # pixels that no tap meets
+        "2to40_9x8_k3s3p0d2_b1",  # pixels without a tap
     ],
 )
 def test_several_bands_transposed(name: str, seed: int) -> None:

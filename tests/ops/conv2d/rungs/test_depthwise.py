@@ -1,4 +1,4 @@
-"""The depthwise rung: odd sizes on the twin, what it refuses, and its registers."""
+"""The depthwise rung: odd sizes on the twin, refusals, and registers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_channels_columns_and_rows_are_shared_out_as_one_likes(vector: int, seed
     problem = oblong(16, 9, 10, 3, 3, (1, 1), (1, 1), bias=True, residual=True)
     for config in (
         DepthwiseConfig(vector, 4, 9, 16 // vector, 96, 3),
-        DepthwiseConfig(vector, 7, 4, 3, 63, 1),  # in steps of 3 vectors, of which the last block has fewer
+        DepthwiseConfig(vector, 7, 4, 3, 63, 1),  # in steps of 3 vectors; the last CTA has fewer
         DepthwiseConfig(vector, 1, 1, 1, 32, 3),
     ):
         check(CONV2D, RUNG, problem, config, CPU, seed)

@@ -1,4 +1,4 @@
-"""Depthwise convolutions by band matrices on tensor cores: parts of tiles and strips, what is not finite, registers."""
+"""Depthwise convolutions by band matrices on tensor cores: partial tiles and strips, non-finite values, registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 CONV2D = Conv2d()
 (RUNG,) = RUNGS
 TWO = RUNG.on(replace(H200, multiprocessors=2, architecture=None))
-"""On two multiprocessors a block walks over several tiles."""
+"""On two SMs a CTA loops over several tiles."""
 
 
 @pytest.mark.parametrize(

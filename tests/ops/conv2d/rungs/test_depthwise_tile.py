@@ -1,4 +1,4 @@
-"""Depthwise convolutions over windows by TMA: parts of tiles, several tiles a block, registers."""
+"""Depthwise convolutions over windows by TMA: partial tiles, several tiles per CTA, registers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_block_walks_over_tiles_while_the_next_windows_come(rows: int, seed: int) -> None:
-    """On a card with few multiprocessors; tiles end outside of the image, and channels outside of the tensor."""
+    """On a card with few SMs; tiles extend beyond the image, and channels beyond the tensor."""
     problem = depthwise(24, 9, 3, batch=2, bias=True, residual=True)
     few = RUNG.on(replace(H200, multiprocessors=2, architecture=None))
     config = TileConfig(4, 4, rows, 16, 1, 4, 8, 2, 1)

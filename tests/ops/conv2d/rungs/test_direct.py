@@ -1,4 +1,4 @@
-"""The configs of the tiled direct convolution: valid for their problems, and padded to some effect."""
+"""Configs of the tiled direct convolution: valid for their problems, and padded with an effect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_padded_row_is_a_little_longer() -> None:
     problem = PROBLEMS[0]
     plain = DirectConfig(weights="shared")
     padded = replace(plain, padded=True)
-    # Four rows of eight pixels a warp: pitches of 10 meet in the banks, pitches of 24 do not.
+    # Four rows of eight pixels per warp: a pitch of 10 has bank conflicts, a pitch of 24 does not.
     assert (tile(problem, plain).pitch, tile(problem, padded).pitch) == (10, 24)
 
 

@@ -1,4 +1,4 @@
-"""The grouped rung: odd sizes on the twin, groups side by side, what it refuses, and its registers."""
+"""The grouped rung: odd sizes on the twin, several groups per tile, refusals, and registers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     "config",
     [
         GroupedConfig(1, 4, 7, 9, bundles=4, warps_m=1, tiles_m=2),  # tiles that the image does not fill
-        GroupedConfig(2, 9, 10, 18, bundles=1, warps_m=2, tiles_m=6),  # images of which the last tile has one
+        GroupedConfig(2, 9, 10, 18, bundles=1, warps_m=2, tiles_m=6),  # the last tile has one of the images
         GroupedConfig(1, 1, 3, 5, bundles=2, warps_m=1, tiles_m=1),
     ],
     ids=str,
@@ -101,7 +101,7 @@ def test_the_last_block_may_have_fewer_groups(seed: int) -> None:
 
 
 def test_blocks_that_walk_over_many_tiles_use_two_stages_without_a_race(seed: int) -> None:
-    """Copies as late as allowed; so many channels that there is one block for each."""
+    """Copies as late as allowed; enough channels for one CTA each."""
     problem = grouped(1088, 1088, 2, 3, 136, batch=3, bias=True)
     config = GroupedConfig(1, 1, 2, 4, bundles=1, warps_m=1, tiles_m=1)
     (call,) = RUNG.recipe(problem, config).steps

@@ -1,4 +1,4 @@
-"""The rung for channels that no copy divides: odd sizes on the twin, what it refuses, and its registers."""
+"""The rung for channel counts that no copy size divides: odd sizes on the twin, refusals, and registers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_no_race_and_nothing_read_that_nobody_wrote(seed: int) -> None:
 
 
 def test_what_lies_behind_a_pixels_channels_does_not_reach_its_sum(seed: int) -> None:
-    """The last step of a run is padded with zeros on both sides: a NaN of the next pixel must not meet a zero."""
+    """The last step of a run is padded with zeros on both sides: a NaN of the next pixel must not be multiplied by
+    zero."""
     problem = replace(PROBLEMS[0], residual=False, relu=False)
     inputs = CONV2D.inputs(problem, CPU, seed)
     inputs["x"][0, :, 2, 3] = torch.nan

@@ -1,4 +1,4 @@
-"""The rung for 1x1 filters with weights that stay: its orders of channels and filters on the twin, what it refuses."""
+"""The rung for 1x1 filters with resident weights: its orders of channels and filters on the twin, refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resident(name: str, dtype: str = "fp16") -> Conv2dProblem:
 GROUPS = resident("24to120_7_k1s1_b1_bias+res[silu(x)]")
 """Filters in groups of four, two and one blocks, the last of them half a block; channels that end in half a block."""
 ROUNDS = resident("600to40_8_k1s1_b2_bias")
-"""More channels than registers hold at once, no multiple of those."""
+"""More channels than registers hold at once, and not a multiple of those."""
 CASES = (
     (GROUPS, ResidentConfig(2, 8, 1, 2)),
     (ROUNDS, ResidentConfig(1, 3, 7, 2)),

@@ -1,4 +1,4 @@
-"""conv2d of few channels and many filters: bands that end inside an image, several of them a block, what is refused."""
+"""conv2d of few channels and many filters: bands that end inside an image, several per CTA, refusals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def posed(name: str, dtype: str = "fp16") -> Conv2dProblem:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("3to136_9x19_k3s1_b2_bias+relu", "fp16"),  # filters that fill no warp's, and half a word
+        ("3to136_9x19_k3s1_b2_bias+relu", "fp16"),  # filters that do not fill a warp's, and half a word
         ("1to64_11x9_k3x5s2x1p0x3d2x1_b2", "bf16"),
         ("4to72_7x21_k3s1_b2_bias+res[where(residual<=0,0,x)]", "fp32"),
-        ("3to136_9x19_k3s1_b2_bias+relu+pool2+places", "fp16"),  # a row and a column that no window has
+        ("3to136_9x19_k3s1_b2_bias+relu+pool2+places", "fp16"),  # a row and a column outside every window
         ("4to72_9x19_k3s1_b2_bias+res+pool4x2+places", "tf32"),
         ("3to64_7x9_k3s1_b1_bias+pool2x1", "fp32"),
     ],
 )
 def test_several_bands_and_warps(name: str, dtype: str, seed: int) -> None:
-    """On a card with one multiprocessor, whose blocks have several bands each."""
+    """On a card with one SM, whose CTAs have several bands each."""
     check(CONV2D, SKINNY.on(TINY), posed(name, dtype), SkinnyConfig(1, 4), CPU, seed)
 
 

@@ -1,4 +1,4 @@
-"""Few filters: columns of several taps, odd sizes and strides of results on the twin, tiles that follow each other."""
+"""Few filters: columns of several taps, odd sizes and result strides on the twin, consecutive tiles."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, config: NarrowConfig, seed: int
 
 
 def test_sums_leave_registers_to_the_rest() -> None:
-    """Two blocks of 144 columns would spill: they are not offered. Parts are not indexed either, in local memory."""
+    """Two blocks of 144 columns would spill, so they are not offered. Nor are fragments indexed in local memory."""
     problem = Conv2dProblem.square(64, 48, 64, 3, batch=16, dtype="fp16", layout="nhwc", bias=True)
     (program,) = RUNG.recipe(problem, RUNG.configs(problem)[0]).programs
     resources = compile_program(program, "sm_90a").resources

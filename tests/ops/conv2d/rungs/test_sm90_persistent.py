@@ -1,4 +1,4 @@
-"""The rungs whose blocks stay: odd sizes on the twin, every way to share work, refusals, and their registers."""
+"""Persistent rungs: odd sizes on the twin, every way to share work, refusals, and registers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_filters_that_are_no_multiple_of_eight(filters: int, seed: int) -> None:
 def few_blocks(
     rung: Rung[Conv2dProblem], problem: Conv2dProblem, config: PersistentConfig, blocks: int
 ) -> KernelCall:
-    """The launch on a GPU of so few multiprocessors: each block then has several tiles."""
+    """The launch for a GPU with that many SMs: each CTA then has several tiles."""
     (call,) = rung.recipe(problem, config).steps
     assert isinstance(call, KernelCall)
     return replace(call, grid=(blocks * config.cluster, 1, 1))
@@ -92,7 +92,7 @@ def few_blocks(
 def test_tiles_follow_each_other_without_a_race(
     rung: Rung[Conv2dProblem], weights_ready: bool, seed: int
 ) -> None:
-    """Copies and products as late as allowed, five tiles a block, in every way to share work."""
+    """Copies and products as late as allowed, five tiles per CTA, in every way to share work."""
     problem = half(1, 64, 25, 25, 64, 3, 1, padding=(1, 0), bias=True, residual=True)
     inputs = CONV2D.inputs(problem, CPU, seed)
     expected = CONV2D.reference(problem, inputs)
@@ -126,7 +126,7 @@ def test_tiles_follow_each_other_without_a_race(
     ids=str,
 )
 def test_parts_are_pushed_without_a_race(config: PersistentConfig, apart: bool, seed: int) -> None:
-    """Into shared memory of their own or over the stages; owners of nothing, of one piece and of several."""
+    """Into separate shared memory or over the stages; owners of nothing, of one part and of several."""
     assert config.parts_apart == apart and config.shared_bytes(2) <= HOPPER_SHARED
     rung = next(rung for rung in RUNGS if rung.name == "cluster_split_k")
     problem = half(1, 64, 9, 9, 61, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True)

@@ -101,7 +101,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, config: PlanesConfig, seed: int
 @pytest.mark.share(3)
 @pytest.mark.parametrize(("problem", "config"), PROBLEMS.values(), ids=PROBLEMS)
 def test_tiles_that_follow_each_other(problem: Conv2dProblem, config: PlanesConfig, seed: int) -> None:
-    """Copies and products finish as late as they may, so that a stage that is freed too early is seen."""
+    """Copies and products finish as late as allowed, so that a stage freed too early is noticed."""
     rung = OneBlock("one_block", "", None, None)
     check(CONV2D, rung, problem, config, CPU, seed, TwinOptions(Order(seed, late=True), checks=True))
 

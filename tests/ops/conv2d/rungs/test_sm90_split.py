@@ -1,4 +1,4 @@
-"""fp32 from fp16 halves on Hopper's own units: accuracy, huge and tiny numbers, odd sizes on the twin, registers."""
+"""fp32 from fp16 halves by wgmma: accuracy, huge and tiny numbers, odd sizes on the twin, registers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_tile_is_right_where_the_last_is_not_full(config: SplitConfig, see
 @each_config
 @pytest.mark.parametrize("channels", [8, 40, 72], ids="{}_channels".format)
 def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed: int) -> None:
-    """Three or more for each block, with odd and even numbers of k-tiles: the ring goes on where it was."""
+    """Three or more per CTA, with odd and even numbers of k-tiles: the ring continues across tiles."""
     problem = nhwc(2, channels, 23, 17, 136, 1, 1)
     assert config.tiles(WgmmaConv.of(problem)) >= 3 * config.blocks_per_sm
     check(CONV2D, RUNG.on(TINY), problem, config, CPU, seed)
@@ -90,7 +90,7 @@ def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed:
 @pytest.mark.share(4)
 @each_config
 def test_stages_are_reused_without_a_race(config: SplitConfig, seed: int) -> None:
-    """Copies as late as allowed, threads shuffled."""
+    """Copies as late as allowed, shuffled threads."""
     problem = nhwc(1, 100, 3, 5, 66, 3, 1, padding=(1, 0), bias=True)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     check(CONV2D, RUNG, problem, config, CPU, seed, options)
@@ -114,7 +114,7 @@ def test_long_sums_have_the_accuracy_of_fp32(seed: int) -> None:
     ],
 )  # fmt: skip
 def test_huge_and_tiny_numbers(x_scale: float, weight_scale: float, seed: int) -> None:
-    """Also where the powers of two of both together are none of fp32's; filters have powers of their own."""
+    """Also if the combined power of two exceeds fp32's range; filters have separate powers."""
     problem = nhwc(1, 40, 4, 5, 16, 3, 3, padding=(1, 1))
     inputs = CONV2D.inputs(problem, CPU, seed)
     inputs["x"] = inputs["x"] * x_scale
@@ -128,7 +128,7 @@ def test_huge_and_tiny_numbers(x_scale: float, weight_scale: float, seed: int) -
 
 
 def test_small_numbers_beside_large_ones_keep_their_bits(seed: int) -> None:
-    """The first attempt's power of two loses 2^-32 at most: of images 2000 times smaller than the largest, little."""
+    """The first attempt's power of two loses 2^-32 at most: little, for images 2000 times smaller than the largest."""
     problem = nhwc(2, 32, 4, 5, 16, 1, 1)
     inputs = CONV2D.inputs(problem, CPU, seed)
     inputs["x"][0] *= 60.0 / inputs["x"][0].abs().max()
@@ -158,12 +158,12 @@ def test_what_was_noted_of_one_call_is_forgotten_in_the_next(seed: int) -> None:
         assert relative_error(y, CONV2D.reference(problem, inputs)) < 4e-7
 
 
-# --- numbers that are not finite
+# --- non-finite values
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_nan_and_infinity_reach_the_pixels_that_see_them_and_no_other(scale: float, seed: int) -> None:
-    """Neither decides about the power of two: the pixels beside them are as accurate as ever."""
+    """Neither affects the power of two: neighboring pixels keep their accuracy."""
     problem = nhwc(1, 40, 4, 5, 16, 1, 1, relu=True)
     inputs = CONV2D.inputs(problem, CPU, seed)
     inputs["x"] = inputs["x"] * scale
@@ -187,7 +187,7 @@ def test_a_weight_that_is_not_finite_spoils_its_filter_alone(seed: int) -> None:
     assert relative_error(y[:, [0, 2, 3, 5]], clean[:, [0, 2, 3, 5]]) < 4e-7
 
 
-# --- what it says of itself
+# --- compiler output
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_blocks_of_a_multiprocessor_fit() -> None:
     ids=["plain", "epilogue", "odd_with_shortcut"],
 )
 def test_no_config_spills_or_waits_after_every_product(changes: dict[str, Any], sample: Sample) -> None:
-    """The assembler says so when it cannot tell which products are finished, and then waits for each."""
+    """ptxas reports that it cannot tell which products are finished, and then waits for each."""
     for config in sample(CONFIGS, 1):
         for program in RUNG.recipe(replace(LARGE, **changes), config).programs:
             compiled = compile_program(program, "sm_90a")

@@ -1,4 +1,4 @@
-"""Windows of any number of channels: odd sizes on the twin, tiles that follow each other, clusters, registers."""
+"""Windows of any number of channels: odd sizes on the twin, consecutive tiles, clusters, registers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def single(*sizes: Any, **rest: Any) -> Conv2dProblem:
 
 @dataclass(frozen=True)
 class FewBlocks(StreamedWindow):
-    """So few that each has many tiles."""
+    """Few enough that each has many tiles."""
 
     blocks: int = 1
 
@@ -98,7 +98,7 @@ STACKS = {
 def test_several_images_share_their_padding(
     problem: Conv2dProblem, images: int, splits: int, seed: int
 ) -> None:
-    """The last tile has fewer; a block has several tiles, so that windows are used again."""
+    """The last tile has fewer; a CTA has several tiles, so that windows are reused."""
     config = StreamedConfig(problem.output_height, problem.output_width, 2, 4, splits, images)
     rung = FewBlocks(RUNG.name, "", None, None, ("fp16", "tf32")) if splits == 1 else RUNG
     check(
@@ -132,7 +132,7 @@ def test_every_number_of_splits_and_width(seed: int, sample: Sample) -> None:
 
 
 def test_tiles_follow_each_other_without_a_race(seed: int) -> None:
-    """Copies and products as late as allowed, many tiles a block."""
+    """Copies and products as late as allowed, many tiles per CTA."""
     problem = half(2, 128, 6, 7, 128, 3, 2, padding=(1, 1), bias=True, residual=True)
     inputs = CONV2D.inputs(problem, CPU, seed)
     expected = CONV2D.reference(problem, inputs)
@@ -150,7 +150,7 @@ def test_tiles_follow_each_other_without_a_race(seed: int) -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(2, 4), (3, 8), (1, 7)])
 def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual: bool, seed: int) -> None:
-    """Results of 32 bits: tiles of one box and of several, an even and an odd number of them a block."""
+    """Results of 32 bits: tiles of one box and of several, an even and an odd number of them per CTA."""
     problem = single(2, 36, 5, 7, 64, 2, 2, padding=(1, 1), bias=True, residual=residual)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     config = StreamedConfig(rows=rows, columns=columns, windows=2, tap_stages=4)
@@ -173,7 +173,7 @@ def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual:
     ids=["few", "even", "uneven", "wide"],
 )
 def test_parts_are_pushed_without_a_race(rows: int, columns: int, width: int, splits: int, seed: int) -> None:
-    """2 blocks of 8 pixels by 4 owners, of whom two get nothing; 8 by 8, 6 by 4, and 31 by 2."""
+    """2 blocks of 8 pixels by 4 owners, two of which get nothing; 8 by 8, 6 by 4, and 31 by 2."""
     problem = half(
         1, 64 * splits, rows + 1, columns, 64, 3, 3, padding=(1, 1), bias=True, residual=True, relu=True
     )
@@ -188,7 +188,7 @@ def test_parts_are_pushed_without_a_race(rows: int, columns: int, width: int, sp
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("columns", [4, 7])
 def test_shortcuts_in_every_kind_of_tile(splits: int, columns: int, seed: int) -> None:
-    """Windows and the shortcut's pixels, which fill less, in the same stages; tiles that end in the image."""
+    """Windows and the smaller pixels of the shortcut, in the same stages; tiles that end inside the image."""
     problem = half(
         2, 128, 5, 7, 64, 3, 2, padding=(1, 1), bias=True, relu=True,
         shortcut_channels=136, shortcut_stride=3, shortcut_size=(15, 22),
@@ -243,7 +243,7 @@ def test_the_first_config_is_what_was_fastest_on_an_h200(
 
 
 def test_splits_are_those_that_shorten_the_sum() -> None:
-    """8 k-tiles by 5, 6 or 7 blocks leave two to one of them, as by 4; and all clusters run at once."""
+    """8 k-tiles by 5, 6 or 7 CTAs leave two to one of them, as by 4; and all clusters run at once."""
     problem = Conv2dProblem.square(512, 512, 7, 3, batch=1, dtype="fp16", layout="nhwc")
     for config in RUNG.configs(problem):
         assert isinstance(config, StreamedConfig) and config.splits in (1, 2, 3, 4, 8)

@@ -1,4 +1,4 @@
-"""The rungs with Hopper's own units: odd sizes on the twin, what they refuse, and their registers."""
+"""The wgmma rungs: odd sizes on the twin, refusals, and registers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_stages_are_reused_without_a_race(rung: Rung[Conv2dProblem], dtype: str,
 
 @each_rung
 def test_tf32_is_as_exact_as_rounding(rung: Rung[Conv2dProblem], seed: int) -> None:
-    """With both operands cut off the error would be 7.7e-4, with x alone 4.6e-4."""
+    """With both operands truncated the error would be 7.7e-4, with x alone 4.6e-4."""
     problem = half(1, 64, 12, 12, 64, 3, 3, padding=(1, 1), dtype="tf32")
     inputs = CONV2D.inputs(problem, CPU, seed)
     y = CONV2D.output(problem, CPU)

@@ -1,4 +1,4 @@
-"""The tensor-core rungs: splits of k that meet inside the kernel, and a second image behind the first."""
+"""The tensor-core rungs: split-K within the kernel, and a second image concatenated to the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_parts(rung: Rung[Any], problem: Conv2dProblem, splits: int) -> MmaConfig:
 @pytest.mark.parametrize("splits", [2, 3, 9, 16])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "tf32"])
 def test_parts_are_added_up(splits: int, dtype: str, seed: int) -> None:
-    """16 parts of 9 tiles: the last ones are empty."""
+    """16 splits of 9 tiles: the last ones are empty."""
     problem = replace(DEEP, dtype=dtype)
     check(CONV2D, FUSED, problem, in_parts(FUSED, problem, splits), CPU, seed)
 
@@ -79,7 +79,7 @@ def test_one_image_is_spread_over_the_card_in_one_launch(size: tuple[int, int, i
     assert call.overlap
 
 
-# --- a second image behind the first
+# --- a second concatenated image
 
 
 SHORTCUT = replace(DEEP, filters=24, residual=False, shortcut_channels=64, shortcut_stride=2)
@@ -98,7 +98,7 @@ SHORTCUT = replace(DEEP, filters=24, residual=False, shortcut_channels=64, short
     ],
 )
 def test_a_shortcut_joins_the_sums(change: dict[str, Any], splits: int, seed: int) -> None:
-    """At the seam of two tiles or inside a split, behind padded channels, and without tap masks."""
+    """At the boundary of two tiles or inside a split, after padded channels, and without tap masks."""
     problem = replace(SHORTCUT, **change)
     assert FUSED.supports(problem) is None
     check(CONV2D, FUSED, problem, in_parts(FUSED, problem, splits), CPU, seed)

@@ -1,4 +1,4 @@
-"""Winograd's transforms by themselves: their matrices are the algorithm's, to the last digit of the constants."""
+"""Winograd's transforms alone: their matrices are the algorithm's, to the last digit of the constants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from escalade.device.sources import read
 from escalade.device.twin import build
 
-# The header's own text, with sums in double: what is left of an error is that of its constants, which are fp32's.
+# The header's own text, with sums in double: the remaining error is that of its fp32 constants.
 SOURCE = """
 #define float double
 #include "common/winograd.cuh"
@@ -31,7 +31,7 @@ extern "C" __global__ void convolve(const double* patches, const double* filters
 }
 """
 CONSTANTS = {2: 0.0, 4: 2.5e-7}
-"""How far a result may be off by tile: halves are exact, sqrt(2) and 1/3 are off by up to 2^-24 of themselves."""
+"""Error bounds per tile: halves are exact, sqrt(2) and 1/3 have relative errors of up to 2^-24."""
 
 
 def convolved(tile: int, patches: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def planes(name: str) -> Conv2dInputGradientProblem:
         "9to16_16_k4s2p1_b2_bias",
         "8to40_17_k4s2p1_b1_bias",  # output padding
         "5to8_24x16_k2s2p0_b1_bias[tanh(x)]",
-        "16to40_9x15_k3s2_b2_mask",  # a tap that only one phase has
+        "16to40_9x15_k3s2_b2_mask",  # a tap in only one phase
         "3to20_25x39_k3s2_b1_res",
         "4to7_23x24_k6x3s3x1p2x1_b1",
         "10to4_31x35_k5x7s2x4p0_b1",  # all configs offered share tiles

@@ -1,4 +1,4 @@
-"""conv2d_input_gradient's rungs: odd sizes on the twin, places and masks, what they refuse, the choice, registers."""
+"""conv2d_input_gradient's rungs: odd sizes on the twin, argmax indices and masks, refusals, the choice, registers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_shared_tile_in_several_chunks(layout: str, seed: int) -> None:
     "name",
     [
         "128to64_5x7_k3s1_b3_mask",
-        "72to136_6x5_k3s2_b2_mask",  # k-tiles and tiles that are not full
+        "72to136_6x5_k3s2_b2_mask",  # partial k-tiles and tiles
         "64to64_9x8_k3s2p2d2_b1",
         "64to64_7_k2s3_b1_mask",
         "64to64_4_k1s1p2_b1_mask",  # windows that begin inside the image
@@ -67,7 +67,7 @@ def test_every_tile_is_placed(name: str, seed: int, sample: Sample) -> None:
 
 
 def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> None:
-    """Filters as rows and as columns of the product, blocks and warpgroups that share a sum, tiles of 32 channels."""
+    """Filters as rows and as columns of the product, CTAs and warpgroups that share a sum, tiles of 32 channels."""
     problem, rung = half("72to136_5x4_k3s1_b2_mask"), OPERATION.ladder.rung("persistent")
     configs = [
         config
@@ -88,7 +88,7 @@ def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> N
         ("persistent", "64to64_9_k3s2_b2", "bf16", False),
         ("window", "64to64_9_k3s2_b2", "fp16", False),
         ("streamed_window", "64to64_9_k3s2_b2", "bf16", False),
-        ("persistent", "67to64_9_k3s2_b2", "fp16", True),  # channels that no copy divides
+        ("persistent", "67to64_9_k3s2_b2", "fp16", True),  # channels that no copy size divides
         ("wgmma_split", "64to64_9_k3s2_b2", "fp32", True),
         ("tma_wgmma", "64to64_9_k3s2_b2", "fp16", True),
     ],
@@ -110,12 +110,12 @@ def test_launches_turn_the_filter_around_only_where_it_cannot_be_read_as_it_lies
         (
             "72to136_6x5_k3s2_b2_mask",
             "fp16",
-        ),  # k-tiles and tiles that are not full, classes with one tap to four
+        ),  # partial k-tiles and tiles, phases with one to four taps
         ("64to64_8x6_k4s2p1_b2_bias+relu", "bf16"),
         (
             "60to64_7_k5x2s3x2p2x0_b1_res",
             "fp16",
-        ),  # rows of results that no copy divides, classes of two sizes
+        ),  # rows of results that no copy size divides, phases of two sizes
         ("72to64_9x8_k3s2p2d3_b1", "bf16"),  # windows that begin inside the image
         ("68to36_7x6_k3s2_b2_mask", "tf32"),
     ],
@@ -129,7 +129,7 @@ def test_all_classes_of_pixels_in_one_launch(name: str, dtype: str, seed: int, s
 
 @pytest.mark.parametrize("mask", ["", "_mask"])
 def test_tiles_of_all_classes_follow_each_other_without_a_race(mask: str, seed: int, sample: Sample) -> None:
-    """Three blocks have tiles of classes with one tap to four, in rounds of which the last is smaller."""
+    """Three CTAs have tiles of phases with one to four taps, in rounds of which the last is smaller."""
     problem, rung = half(f"64to64_19x17_k3s2_b2{mask}"), OPERATION.ladder.rung("one_launch")
     inputs = OPERATION.inputs(problem, CPU, seed)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
@@ -150,7 +150,7 @@ def test_blocks_that_share_the_sums_of_classes_have_a_slab_each() -> None:
         return max(config.as_dict()["splits"] for config in rung.configs(half(name)))
 
     assert splits("256to512_8_k4s2p1_b8_bias") > 2
-    assert splits("64to256_8_k3s2_b1") == 4  # a class with a single tap, of four k-tiles
+    assert splits("64to256_8_k3s2_b1") == 4  # a phase with a single tap, of four k-tiles
     assert splits("64to64_8_k3s2_b1") == 1
 
 
@@ -174,11 +174,11 @@ def test_what_one_launch_refuses(name: str, dtype: str, reason: str) -> None:
     ("name", "dtype", "shuffled"),
     [
         ("1to8_13x11_k9s3_b1_bias+relu", "fp16", True),  # results that begin a row and a column later
-        ("3to4_29_k16s8p4_b1", "fp16", True),  # more classes than launches could be
-        ("8to8_9x11_k3s2x1p2d2x3_b1_bias", "bf16", True),  # some pixels meet no tap, and have the bias
+        ("3to4_29_k16s8p4_b1", "fp16", True),  # more phases than launches could be
+        ("8to8_9x11_k3s2x1p2d2x3_b1_bias", "bf16", True),  # some pixels have no tap, and get the bias
         ("4to6_10x7_k4x3s3x2p2x0_b2_bias[x*sigmoid(x)]", "tf32", True),
         ("5to3_9_k3s2_b1_bias", "fp32", True),
-        ("32to24_4x3_k4x3s4x3p0_b3_bias+relu", "fp16", False),  # a single block, which lies as it is
+        ("32to24_4x3_k4x3s4x3p0_b3_bias+relu", "fp16", False),  # a single phase, stored as is
     ],
 )
 def test_all_classes_of_pixels_by_one_convolution(
@@ -221,21 +221,21 @@ def test_results_go_straight_to_dx_where_they_do_not_lie_together() -> None:
 
     assert straight("128to128_28_k3s1_b256") == {False}
     assert straight("128to128_28_k3s2_b256") == {False, True}
-    assert straight("128to128_28_k3s9x1_b256") == {True}  # longer steps than TMA makes
-    assert straight("67to64_28_k3s1_b256") == {True}  # rows of results that no copy divides
+    assert straight("128to128_28_k3s9x1_b256") == {True}  # larger steps than TMA supports
+    assert straight("67to64_28_k3s1_b256") == {True}  # rows of results that no copy size divides
     assert any(config.as_dict()["splits"] > 1 for config in rung.configs(half("512to512_7_k3s1_b8")))
 
 
 WINDOWED = [
     ("window", "64to64_9x7_k3s1_b2_mask"),
-    ("window", "128to64_9x8_k3s2_b1_mask"),  # windows that end beyond one side, classes of two sizes
+    ("window", "128to64_9x8_k3s2_b1_mask"),  # windows that end beyond one side, phases of two sizes
     ("window", "64to64_4_k1s1p2_b1_mask"),  # windows that begin inside the image
     ("window", "64to64_7x10_k2s3x1_b1_mask"),
     ("window", "64to64_9x11_k3s2p2d2_b2"),
     ("streamed_window", "64to128_5x7_k3s1_b2_mask"),
-    ("streamed_window", "128to72_9x7_k3s2_b2_mask"),  # a k-tile that is not full
+    ("streamed_window", "128to72_9x7_k3s2_b2_mask"),  # a partial k-tile
     ("streamed_window", "64to72_6x7_k1s2_b2_mask"),
-    ("streamed_window", "64to256_3_k3s1_b1_mask"),  # blocks of a cluster share the filters
+    ("streamed_window", "64to256_3_k3s1_b1_mask"),  # CTAs of a cluster share the filters
 ]
 
 
@@ -251,7 +251,7 @@ def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> No
 @pytest.mark.parametrize(
     "name",
     [
-        "64to36_5x7_k3s1_b2_mask",  # a k-tile that is not full
+        "64to36_5x7_k3s1_b2_mask",  # a partial k-tile
         "128to32_9x8_k3s2_b2_mask",
         "64to36_6x7_k1s2_b2_mask",
     ],
@@ -266,7 +266,7 @@ def test_tf32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
     "name",
     [
         "40to24_5x7_k3s1_b2_mask",
-        "67to6_9x8_k3s2_b2_mask",  # filters that no copy divides, an odd row of results
+        "67to6_9x8_k3s2_b2_mask",  # filters that no copy size divides, an odd row of results
         "24to72_6x7_k1s2_b2_mask",
         "8to8_4_k1s1p2_b1_mask",  # windows that begin inside the image
     ],
@@ -280,7 +280,7 @@ def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int, sample: 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-6, 1.0, 1e5, 1e30])
 def test_gradients_of_any_magnitude_take_one_attempt(scale: float, seed: int) -> None:
-    """In fp32: the first attempt has samples to go by, also where the largest is 50 times as large."""
+    """In fp32: the first attempt samples the magnitudes, also if the largest is 50 times as large."""
     problem, rung = half("24to40_24x23_k3s1_b2", "fp32"), OPERATION.ladder.rung("wgmma_split")
     inputs = OPERATION.inputs(problem, CPU, seed)
     inputs["gradient"] *= scale
@@ -334,12 +334,12 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
 
 
 WITHOUT = ("col2im", "subpixel", "planes", "one_launch", *GROUPED)
-"""Rungs that take no mask, no stride of 1, no fp16, or no convolution without groups."""
+"""Rungs without a mask, a stride of 1, fp16, or ungrouped convolutions."""
 
 
 @pytest.mark.parametrize("rung", [name for name in NAMES if name not in WITHOUT])
 def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
-    """As in PyTorch: nothing passes where the mask is not positive, everything where it is NaN."""
+    """As in PyTorch: no gradient passes where the mask is nonpositive, all of it where it is NaN."""
     split = rung.endswith("_split")
     dtype = torch.float32 if split or rung in ("atomics", "implicit_gemm") else torch.float16
     channels, filters = 64, 8 if rung == "skinny" else 64
@@ -353,7 +353,7 @@ def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     dx = conv2d_input_gradient(gradient, weight, (4, 4), mask, rung=rung)
     expected = torch.full((1, channels, 4, 4), float(filters), dtype=dtype)
     expected[0, 32:, 1, 2] = torch.nan
-    # Split operands make NaN of an infinity.
+    # Split operands turn an infinity into NaN.
     expected[0, :, 2, 2] = torch.nan if split else torch.inf
     expected[0, :32, 1, 2] = expected[0, 33:35, 3, 3] = 0
     torch.testing.assert_close(dx, expected, equal_nan=True)
@@ -422,5 +422,5 @@ def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) ->
     problem, one = half(name, "fp32" if rung == "wgmma_split" else "fp16"), OPERATION.ladder.rung(rung)
     for config in sample(one.configs(problem), configs):
         programs = one.recipe(problem, config).programs
-        for program in sample(programs, 2):  # the classes of a stride have one source
+        for program in sample(programs, 2):  # all phases of a stride share one source
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

@@ -1,4 +1,4 @@
-"""conv2d_weight_gradient of few channels or filters: which tensor is which, several bands, every tap, refusals."""
+"""conv2d_weight_gradient of few channels or filters: the roles of both tensors, several bands, every tap, refusals."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def posed(name: str, dtype: str = "fp16") -> Conv2dWeightGradientProblem:
             True,
             2,
             0,
-        ),  # gradients are fewer than pixels, and the first tap sees all of them
+        ),  # fewer gradients than pixels, and the first tap covers all of them
         (
             "64to3_32_k3s1p2_b1",
             True,
             0,
             None,
-        ),  # windows that see zeros only: no tap sees the gradients of all
+        ),  # windows of zeros only: no tap covers the gradients of all
         ("64to3_32_k3s1p2d2_b1", True, 2, 4),
     ],
 )
@@ -50,10 +50,10 @@ def test_the_tensor_with_few_channels_is_the_narrow_one(
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("3to136_11x9_k3s2_b3_bias", "bf16"),  # a stride, an odd height, channels that fill no warp's
+        ("3to136_11x9_k3s2_b3_bias", "bf16"),  # a stride, an odd height, channels that do not fill a warp's
         ("136to2_7x10_k3x2s1p0d2_b2_bias", "fp16"),
         ("136to4_6x17_k3s1p2_b2", "fp32"),
-        ("4to72_5x9_k3s1_b2_bias", "tf32"),  # the ones are in a tile of their own
+        ("4to72_5x9_k3s1_b2_bias", "tf32"),  # the ones have a separate tile
     ],
 )
 def test_several_bands_and_warps(name: str, dtype: str, seed: int) -> None:

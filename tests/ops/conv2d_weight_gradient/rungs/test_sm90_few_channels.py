@@ -1,4 +1,4 @@
-"""conv2d_weight_gradient of few channels: how x is packed, odd sizes, every arrangement, races, what is refused."""
+"""conv2d_weight_gradient of few channels: the packing of x, odd sizes, every arrangement, races, refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESNET = half("3to64_224_k7s2_b256")
 def gradients(
     x: torch.Tensor, gradient: torch.Tensor, size: int, stride: int, padding: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of weights and bias, by PyTorch in fp64."""
+    """Gradients of weights and bias, by PyTorch in fp64."""
     weight = torch.zeros(gradient.shape[1], x.shape[1], size, size, dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(gradient.shape[1], dtype=torch.float64, requires_grad=True)
     y = F.conv2d(x.double(), weight, bias, stride, padding)
@@ -55,13 +55,13 @@ def tensors(channels: int, filters: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(one.half().contiguous(memory_format=torch.channels_last) for one in (x, gradient))  # type: ignore[return-value]
 
 
-# --- how x is packed
+# --- the packing of x
 
 
 @pytest.mark.parametrize(
     ("name", "group", "step", "pitch", "boxes", "rows"),
     [
-        ("3to64_224_k7s2_b256", 2, 2, 1, 4, 115),  # only rows where a pair of the filter's begins
+        ("3to64_224_k7s2_b256", 2, 2, 1, 4, 115),  # only rows where a pair of filter rows begins
         ("3to64_32_k3s1_b1", 2, 1, 1, 2, 34),
         ("4to64_32_k4s4p0_b1", 2, 2, 2, 2, 16),
         ("8to64_224_k7s2_b1", 1, 1, 2, 7, 229),
@@ -86,7 +86,7 @@ def test_windows_end_within_their_row() -> None:
         assert last + 128 <= recipe.workspaces[0].bytes
 
 
-# --- what is computed
+# --- results
 
 ODD = (
     "3to64_11x21_k7s2p3_b2_bias",
@@ -99,7 +99,7 @@ ODD = (
     "5to40_9x6_k3s2_b2_bias",
     "8to136_6x5_k3s1_b2_bias",
     "7to8_13x9_k7s2p3_b1",
-    "3to8_3x3_k1s1p2_b1_bias",  # windows that see zeros only
+    "3to8_3x3_k1s1p2_b1_bias",  # windows of zeros only
     "8to8_16x4_k13x1s1p6x0_b1",  # two tiles of columns
     "6to16_6x18_k3x2s4x3p1x0_b2",
 )
@@ -149,7 +149,7 @@ def test_the_gradients_of_weights_and_bias(channels: int) -> None:
 
 @pytest.mark.parametrize("channels", [2, 3, 8])
 def test_nan_reaches_what_sees_it_and_nothing_else(channels: int) -> None:
-    """In the corners, which most taps do not see, and within."""
+    """In the corners, which most taps do not cover, and inside."""
     for n, h, w in ((0, 0, 0), (1, 10, 20), (0, 10, 0), (1, 4, 7)):
         x, gradient = tensors(channels, 8)
         x[n, channels - 1, h, w] = torch.nan
@@ -172,7 +172,7 @@ def test_it_is_the_gradient_of_a_first_layer() -> None:
 
 
 def test_one_channel_lies_as_in_either_layout() -> None:
-    """It goes by nchw, and is converted: an image for nothing, the gradient."""
+    """It runs in nchw, with conversions: the image needs none, the gradient does."""
     x, gradient = tensors(1, 64)
     problem = half("1to64_11x21_k7s2p3_b2")
     chosen = choose(OPERATION, replace(problem, layout="nchw"), CPU)
@@ -181,7 +181,7 @@ def test_one_channel_lies_as_in_either_layout() -> None:
     torch.testing.assert_close(of_weight.double(), gradients(x, gradient, 7, 2, 3)[0], rtol=1e-3, atol=1e-3)
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tensor-core rungs of few_channels: whole images, what is not finite, and numbers of any size in halves."""
+"""The tensor-core rungs of few_channels: whole images, non-finite values, and numbers of any size in halves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def default(problem: FewChannelsProblem) -> TileConfig:
     "name", ("1to4_86_k7_b3", "4to16_40_k7_b3", "1to4_86_k7_b3_relu_pool2", "4to16_40_k7_b3_relu_pool4c")
 )
 def test_whole_images(name: str, dtype: str) -> None:
-    """Three: the last tile of two is not full."""
+    """Three: the last tile of two is partial."""
     problem = FewChannelsProblem.parse(name, dtype)
     config = replace(default(problem), images=2 if dtype == "fp16" else 1)
     check(OPERATION, rung_for(problem), problem, config, CPU, 0)
@@ -71,7 +71,7 @@ def test_whole_images(name: str, dtype: str) -> None:
     ),
 )
 def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str) -> None:
-    """With checks: accesses in order and in bounds, nothing read that was not written."""
+    """With checks: accesses in order and in bounds, and no unwritten memory is read."""
     problem = FewChannelsProblem.parse(name, dtype, layout)
     options = TwinOptions(order=Order(seed=5, late=True), checks=True)
     check(OPERATION, rung_for(problem), problem, default(problem), CPU, 1, options)
@@ -83,7 +83,7 @@ def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str)
     "name", ("1to4_12_k5_b3", "4to16_9x10_k3_b3_bias", "4to8_9_k3_b3_relu_pool2", "1to4_12_k5_b3_pool4c")
 )
 def test_what_is_not_finite_reaches_its_windows_only(name: str, dtype: str) -> None:
-    """A zero stands for a pixel that only the other window of a pair sees; times infinity it would be NaN."""
+    """A zero represents a pixel that only the other window of a pair covers; times infinity it would be NaN."""
     problem = FewChannelsProblem.parse(name, dtype)
     inputs = reference.random_inputs(problem, CPU, 3)
     for value in (float("inf"), float("-inf"), float("nan")):
@@ -110,7 +110,7 @@ def test_halves_of_numbers_of_any_size(pixels: float, weights: float) -> None:
     inputs = reference.random_inputs(problem, CPU, 4)
     inputs["x"] *= pixels
     inputs["weight"] *= weights
-    inputs["weight"][1] *= 1e-3  # filters have powers of two of their own
+    inputs["weight"][1] *= 1e-3  # filters have separate powers of two
     y = run(problem, inputs, default(problem))
     exact = reference.exact(problem, inputs)
     for filter in range(problem.filters):
