@@ -37,7 +37,7 @@ class Network(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
         with torch.no_grad():
             self.second.weight[:, 0, 0, 0] = 40.0  # the other weights are a few quantization steps
-            self.second.bias.sub_(40.0 * 0.1)
+            self.second.get_parameter("bias").sub_(40.0 * 0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.first(torch.relu(self.stem(x))))
@@ -77,12 +77,12 @@ def test_entropy_is_least_among_the_ranges_that_are_tried(dtype: str) -> None:
     found.add(values)
     counts = torch.histc(values, BINS, 0.0, 32.0).tolist()
 
-    def divergence(range: float) -> float:
-        bins = math.ceil(range * BINS / 32)
+    def divergence(limit: float) -> float:
+        bins = math.ceil(limit * BINS / 32)
         kept = counts[:bins]
         wanted = [*kept[:-1], kept[-1] + sum(counts[bins:])]
-        centers = torch.tensor([(index + 0.5) * 32 / BINS for index in __builtins__["range"](bins)])
-        codes = stored_as(centers * (LARGEST[dtype] / range), STORAGE[dtype]).float().tolist()
+        centers = torch.tensor([(index + 0.5) * 32 / BINS for index in range(bins)])
+        codes = stored_as(centers * (LARGEST[dtype] / limit), STORAGE[dtype]).float().tolist()
         spread = []
         for code, count in zip(codes, kept, strict=True):
             same = [other for own, other in zip(codes, kept, strict=True) if own == code and other]
@@ -193,7 +193,7 @@ def test_ranges_in_a_file(network: Network, batches: list[torch.Tensor], tmp_pat
     refused("holds no ranges", "[]")
     refused("of version 1", version=2)
     refused("has ranges for int8, not for fp8", dtype="fp8")
-    refused("no value of this network", values=[{**first, "name": "other"}])
+    refused("which this network does not have", values=[{**first, "name": "other"}])
     refused("no number of at least 0", values=[{**first, "range": -1.0}])
     with pytest.raises(UnsupportedError, match="holds no ranges"):
         compiled(network, tmp_path / "missing.json")

@@ -27,7 +27,10 @@ LAYERS = "8-4br_4-8b"
 PARAMETERS = [torch.Size(size) for size in MlpProblem(2, parse_layers(LAYERS)).sizes.values()]
 
 CALLS: dict[str, Callable[[torch.dtype], Any]] = {
-    "attention": lambda t: ops.attention(*(shifted(2, 2, 9, 16, dtype=t) for _ in range(3)), shifted(2, 9, 9, dtype=t)),
+    "attention": lambda t: ops.attention(
+        shifted(2, 2, 9, 16, dtype=t), shifted(2, 2, 9, 16, dtype=t), shifted(2, 2, 9, 16, dtype=t),
+        shifted(2, 9, 9, dtype=t),
+    ),
     "avg_pool2d": lambda t: ops.avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),
     "avg_pool2d_backward": lambda t: ops.avg_pool2d_backward(shifted(2, 8, 3, 3, dtype=t), 6, 2),
     "adaptive_avg_pool2d": lambda t: ops.adaptive_avg_pool2d(shifted(2, 8, 6, 6, dtype=t), 2),

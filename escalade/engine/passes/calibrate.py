@@ -227,7 +227,7 @@ def evaluate(
     return [values[name] for name in graph.outputs]
 
 
-def _batch(graph: Graph, inputs: list[torch.Tensor]) -> int:
+def _batch(graph: Graph, inputs: Sequence[torch.Tensor]) -> int:
     for entry, tensor in zip(graph.inputs, inputs, strict=True):
         if entry.shape and isinstance(entry.shape[0], Batch) and tensor.dim():
             return tensor.shape[0] // entry.shape[0].times

@@ -86,13 +86,13 @@ def _compared(what: str, records: Sequence[Record]) -> Iterator[Table]:
 def _accuracy(records: Sequence[Record]) -> Iterator[Table]:
     labeled = [record for record in records if record.accuracy is not None]
     if labeled:
-        yield _accuracy(labeled)
+        yield _labeled_accuracy(labeled)
     if others := [record for record in records if record.accuracy is None]:
         shown = columns("dtype|answers=note|error at the logits=error|allowed")
         yield Table(shown, others, title="Against float64 on the CPU")
 
 
-def _accuracy(records: Sequence[Record]) -> Table:
+def _labeled_accuracy(records: Sequence[Record]) -> Table:
     """A row for each dtype, a column for each number of images; the first row is float64."""
     counts = sorted({r.batch for r in records})
     exact = {r.batch: r.note.removeprefix("float64: ") for r in records}

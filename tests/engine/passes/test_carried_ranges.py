@@ -73,7 +73,9 @@ class FakeQuantized(nn.Module):
         self.register_buffer("zero", torch.tensor([0], dtype=torch.int32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.fake_quantize_per_tensor_affine(torch.relu(self.stem(x)), self.scale, self.zero, -128, 127)
+        x = torch.fake_quantize_per_tensor_affine(
+            torch.relu(self.stem(x)), self.get_buffer("scale"), self.get_buffer("zero"), -128, 127
+        )
         weight = self.second.weight
         scales = (largest_row(weight) / 127).detach()
         weight = torch.fake_quantize_per_channel_affine(

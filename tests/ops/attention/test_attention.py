@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 def test_what_kernels_cannot_count_is_refused() -> None:
     """Sizes, strides and CTA counts are 32-bit arguments, which would wrap."""
-    long = {"heads": 16, "queries": 1, "keys": 2**20, "size": 128}
+    long: dict[str, Any] = {"heads": 16, "queries": 1, "keys": 2**20, "size": 128}
     with pytest.raises(UnsupportedError, match="k has strides \\(2147483648, .*split the batch"):
         AttentionProblem(2, **long)
     assert AttentionProblem(1, **long).strides("k")[0] == 2**31  # a dimension of one item: never used

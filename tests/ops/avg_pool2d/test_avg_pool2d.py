@@ -90,7 +90,7 @@ def test_a_nan_is_in_its_means_alone() -> None:
 
 
 def test_the_outputs_per_thread_follow_the_size() -> None:
-    rung = OPERATIONS["avg_pool2d"].ladder.rung("vectorised").on(H200)
+    rung: Any = OPERATIONS["avg_pool2d"].ladder.rung("vectorised").on(H200)
     image = replace(PLAIN, channels=64, height=64, width=64, dtype="fp16", layout="nhwc")
     found = [rung.configs(replace(image, batch=batch))[0] for batch in (1, 16, 256)]
     assert [(one.rows, one.columns, one.threads) for one in found] == [(1, 1, 64), (1, 1, 128), (2, 2, 128)]

@@ -171,8 +171,8 @@ def test_nan_and_flat_relu(rung: str) -> None:
     gradient = torch.ones(5, 2)
     nan = float("nan")
     gradient[1] = nan
-    arguments = [tensor.to(dtype) for tensor in (x, gradient, weight, head, bias)]
-    grad_x, found = mlp_backward(*arguments[:2], arguments[2:], layers, input_gradient=True, rung=rung)
+    x, gradient, *parameters = (tensor.to(dtype) for tensor in (x, gradient, weight, head, bias))
+    grad_x, found = mlp_backward(x, gradient, parameters, layers, input_gradient=True, rung=rung)
     # Of x, of the first weight (ReLU-masked gradient times x), of the head (the sum over rows of gradient times
     # relu(x), in which zeros of the second row are multiplied by NaN) and of its bias.
     expected = (
