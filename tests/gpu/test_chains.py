@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import escalade
-from escalade_bench.zoo.chains import CONV_CHAINS
+from escalade_bench.zoo.layers import CONV_CHAINS
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {"tf32": 3e-3, "fp16": 5e-3}
@@ -19,12 +19,12 @@ TOLERANCE = {"tf32": 3e-3, "fp16": 5e-3}
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("chain", CONV_CHAINS)
 def test_chains_are_right(chain: str, dtype: str) -> None:
-    make, shape = CONV_CHAINS[chain]
+    make = CONV_CHAINS[chain]
     torch.manual_seed(zlib.crc32(chain.encode()))
     model = make().eval().cuda()
     for norm in (one for one in model.modules() if isinstance(one, torch.nn.BatchNorm2d)):
         norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    x = torch.randn(4, *shape, device="cuda")
+    x = torch.randn(4, *make.example_shape, device="cuda")
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     if dtype == "fp16":

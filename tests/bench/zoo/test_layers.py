@@ -12,7 +12,7 @@ from escalade.models import settle
 from escalade.ops.base.card import H200
 from escalade_bench.coverage.catalogue import entries
 from escalade_bench.zoo import layers
-from escalade_bench.zoo.chains import CONV_CHAINS
+from escalade_bench.zoo.layers import CONV_CHAINS
 
 _STORAGE = {"fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 _TOLERANCE = {"fp16": 4e-3, "tf32": 2e-3, "fp32": 1e-5}
@@ -43,7 +43,7 @@ def test_every_layer_takes_items_of_a_megabyte_and_no_chain_takes_more_than_a_fe
 @pytest.mark.parametrize("name", CONV_CHAINS)
 def test_chains_have_plans_and_right_results_in_both_layouts(name: str) -> None:
     torch.manual_seed(0)
-    make, item = CONV_CHAINS[name]
+    make, item = CONV_CHAINS[name], CONV_CHAINS[name].example_shape
     model, x = make().eval(), torch.randn(2, item[0], 14, 14)
     settle(model, x)
     expected = model(x).detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,12 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.models import UNet
 from escalade.ops.base.accuracy import relative_error
 from escalade_bench.coverage.catalogue import entries
 from escalade_bench.coverage.run import enliven
-from escalade_bench.networks.planned import by_operator, planned
+from escalade_bench.networks.plans import by_operator, planned
+from escalade_bench.peers.torch_network import _folded
 from escalade_bench.zoo import varied
-from escalade_bench.zoo.varied import classifiers, dense, generators, patches, restoration, sequences
 
 MODULE = "escalade_bench.zoo.varied"
 PUBLISHED = {
@@ -32,54 +31,45 @@ PUBLISHED = {
     "zero_dce": 79_416,
 }
 """Published parameter counts, for networks as large as in their papers or reference code."""
-SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "cbam_resnet": (lambda: classifiers.Weighted(classifiers.CBAM, 8, 1, 5), (3, 32, 32)),
-    "convmixer": (lambda: patches.ConvMixer(8, 2, 4, 4, 5), (3, 32, 32)),
-    "coordconv": (lambda: classifiers.CoordNet((8, 16), 5), (3, 16, 16)),
-    "csp_detector": (lambda: dense.CSPDetector(8, 1, 3, 4), (3, 64, 64)),
-    "cyclegan": (lambda: generators.ResNetGenerator(3, 8, 1), (3, 16, 16)),
-    "dcgan": (lambda: generators.DCGenerator(12, 8), (12, 1, 1)),
-    "deeplab": (lambda: dense.DeepLab(8, 5, (1, 2)), (3, 64, 64)),
-    "diffusion_unet": (
-        lambda: generators.NoiseMapped(generators.DiffusionUNet(3, 8, (1, 2))),
-        (4, 16, 16),
-    ),
-    "dncnn": (lambda: restoration.DnCNN(1, 8, 4), (1, 16, 16)),
-    "eca_resnet": (lambda: classifiers.Weighted(classifiers.ECA, 8, 1, 5), (3, 32, 32)),
-    "edsr": (lambda: restoration.EDSR(2, 8, 2), (3, 8, 8)),
-    "espcn": (lambda: restoration.ESPCN(3, 16), (1, 8, 12)),
-    "frames_and_motion": (lambda: sequences.FramesAndMotion(8, 5), (3, 3, 16, 16)),
-    "fsrcnn": (lambda: restoration.FSRCNN(3, 16, 8, 2), (1, 8, 12)),
-    "ghostnet": (
-        lambda: classifiers.GhostNet(((16, 16, 3, 1), (48, 24, 3, 2), (40, 24, 5, 1)), 5),
-        (3, 16, 16),
-    ),
-    "hourglass": (lambda: dense.Hourglass(16, 2, 4), (3, 32, 32)),
-    "hrnet": (lambda: dense.HRNet(8, 2, 4), (3, 64, 32)),
-    "m5": (lambda: sequences.M5(8, 5), (1, 2400)),
-    "mlp_mixer": (lambda: patches.MLPMixer(32, 8, 16, 2, 5), (3, 32, 32)),
-    "mobilevit": (lambda: patches.MobileViT(8, 16, 2, 5), (3, 64, 64)),
-    "nafnet": (lambda: restoration.NAFNet(8, (1, 1), 1, (1, 1)), (3, 16, 16)),
-    "pix2pix": (lambda: generators.UNetGenerator(3, 8, 6), (3, 64, 64)),
-    "pixelcnn": (lambda: generators.PixelCNN(1, 16, 2, 8), (1, 12, 12)),
-    "rcan": (lambda: restoration.RCAN(4, 16, 2, 1), (3, 8, 8)),
-    "resnet3d": (lambda: sequences.ResNet3D(8, 1, 5), (3, 8, 16, 16)),
-    "retinanet": (lambda: dense.RetinaNet(8, 1, 16, 3, 4), (3, 128, 128)),
-    "se_resnet": (lambda: classifiers.Weighted(classifiers.SE, 8, 1, 5), (3, 32, 32)),
-    "siamese": (lambda: classifiers.OnPairs(classifiers.Siamese(8, 16)), (2, 1, 32, 32)),
-    "sknet": (lambda: classifiers.SKNet(16, 1, 5), (3, 32, 32)),
-    "standardised_resnet": (
-        lambda: classifiers.StandardisedResNet(16, (1, 1), 4, 5),
-        (3, 32, 32),
-    ),
-    "style_transfer": (lambda: generators.StyleTransfer(8, 1), (3, 16, 16)),
-    "tcn": (lambda: sequences.TCN(4, (8, 16), 3, 5), (4, 24)),
-    "unet_512": (lambda: UNet(3, 2, 8, 2), (3, 32, 32)),
-    "vit_small": (lambda: patches.VisionTransformer(32, 8, 16, 2, 2, 5), (3, 32, 32)),
-    "wavenet": (lambda: sequences.WaveNet(8, 16, 3, 1, 12), (1, 40)),
-    "zero_dce": (lambda: restoration.ZeroDCE(8, 2), (3, 16, 16)),
+SMALL: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
+    "cbam_resnet": ((8, 1, 5), (3, 32, 32)),
+    "convmixer": ((8, 2, 4, 4, 5), (3, 32, 32)),
+    "coordconv": (((8, 16), 5), (3, 16, 16)),
+    "csp_detector": ((8, 1, 3, 4), (3, 64, 64)),
+    "cyclegan": ((8, 1), (3, 16, 16)),
+    "dcgan": ((8,), (12, 1, 1)),
+    "deeplab": ((8, 5, (1, 2)), (3, 64, 64)),
+    "diffusion_unet": ((8, (1, 2)), (4, 16, 16)),
+    "dncnn": ((8, 4), (1, 16, 16)),
+    "eca_resnet": ((8, 1, 5), (3, 32, 32)),
+    "edsr": ((2, 8, 2), (3, 8, 8)),
+    "espcn": ((3, 16), (1, 8, 12)),
+    "frames_and_motion": ((8, 5), (3, 3, 16, 16)),
+    "fsrcnn": ((3, 16, 8, 2), (1, 8, 12)),
+    "ghostnet": ((((16, 16, 3, 1), (48, 24, 3, 2), (40, 24, 5, 1)), 5), (3, 16, 16)),
+    "hourglass": ((16, 2, 4), (3, 32, 32)),
+    "hrnet": ((8, 2, 4), (3, 64, 32)),
+    "m5": ((8, 5), (1, 2400)),
+    "mlp_mixer": ((8, 16, 2, 5), (3, 32, 32)),
+    "mobilevit": ((8, 16, 2, 5), (3, 64, 64)),
+    "nafnet": ((8, (1, 1), 1, (1, 1)), (3, 16, 16)),
+    "pix2pix": ((8, 6), (3, 64, 64)),
+    "pixelcnn": ((16, 2, 8), (1, 12, 12)),
+    "rcan": ((4, 16, 2, 1), (3, 8, 8)),
+    "resnet3d": ((8, 1, 5), (3, 8, 16, 16)),
+    "retinanet": ((8, 1, 16, 3, 4), (3, 128, 128)),
+    "se_resnet": ((8, 1, 5), (3, 32, 32)),
+    "siamese": ((8, 16), (2, 1, 32, 32)),
+    "sknet": ((16, 1, 5), (3, 32, 32)),
+    "standardised_resnet": ((16, (1, 1), 4, 5), (3, 32, 32)),
+    "style_transfer": ((8, 1), (3, 16, 16)),
+    "tcn": (((8, 16), 3, 5), (4, 24)),
+    "unet_512": ((3, 2, 8, 2), (3, 32, 32)),
+    "vit_small": ((8, 16, 2, 2, 5), (3, 32, 32)),
+    "wavenet": ((8, 16, 3, 1, 12), (1, 40)),
+    "zero_dce": ((8, 2), (3, 16, 16)),
 }
-"""A small version of each network, and its item sizes."""
+"""The sizes of each network made small, and of its items."""
 IN_PYTORCH: dict[str, dict[str, int]] = {
     "cbam_resnet": {"convert": 8},
     "coordconv": {"convert": 2, "expand": 2},
@@ -119,9 +109,9 @@ def test_every_constructor_says_what_it_takes_and_is_as_large_as_published() -> 
 @pytest.mark.share(7)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_network_is_compiled_and_right_and_little_is_left_to_pytorch(name: str) -> None:
-    make, item = SMALL[name]
+    sizes, item = SMALL[name]
     torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(3, *item)
+    model, x = varied.NETWORKS[name].sized(*sizes, item=item).eval(), torch.randn(3, *item)
     enliven(model, x)
     with torch.no_grad():
         expected = pytree.tree_leaves(model(x))
@@ -132,3 +122,11 @@ def test_a_network_is_compiled_and_right_and_little_is_left_to_pytorch(name: str
     with torch.device("meta"):
         plan = planned(Engine(engine.graph, "fp16", "cpu"), x.half())
     assert Counter(by_operator(plan)) <= Counter(IN_PYTORCH.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["ghostnet", "retinanet", "se_resnet"])
+def test_peers_fold_the_norms_of_networks_whose_layers_are_made_by_calls(name: str) -> None:
+    sizes, item = SMALL[name]
+    folded, note = _folded(varied.NETWORKS[name].sized(*sizes, item=item).eval())
+    called = [str(node.target) for node in folded.graph.nodes if node.op == "call_module"]  # type: ignore[union-attr]
+    assert not note and not any(isinstance(folded.get_submodule(one), nn.BatchNorm2d) for one in called)
