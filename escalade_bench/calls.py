@@ -7,9 +7,8 @@ than a stream's queue; synchronization is not timed. With gradients, one backwar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -154,11 +153,12 @@ COPIES = 16
 _CLEAR_OF_ZERO = 0.05
 """Least size of a result, relative to the largest, with a gradient: the sign of smaller ones depends on rounding."""
 
-Tensors = Sequence[torch.Tensor]
+Sets = Sequence[tuple[Any, ...]]
 
 
-def _surroundings(call: Call, dtype: str, device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, STORAGE[dtype]) if call.autocast else nullcontext()
+def learnt(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors of a call that have gradients."""
+    return [one for one in given if one.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -167,109 +167,103 @@ class _Case:
 
     call: Call
     dtype: str
-    layout: str
     device: torch.device
-    sets: list[tuple[Any, ...]]
-    expected: list[torch.Tensor]
-    """The result of the first set in float64, and its gradients."""
-    seed: torch.Tensor
-    """Gradient of the result, in its dtype and layout."""
+    sets: Sets
+    generator: torch.Generator
 
     def function(self, system: str) -> Function:
         return self.call.ours if system == "escalade" else self.call.theirs
 
-    def made(self, function: Function, sets: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-        with _surroundings(self.call, self.dtype, self.device):
+    def results(self, function: Function, sets: Sets) -> list[torch.Tensor]:
+        autocast = torch.autocast(self.device.type, STORAGE[self.dtype], enabled=self.call.autocast)
+        with autocast:
             return [function(*given) for given in sets]
 
-    def gradients(self, function: Function, sets: Sequence[tuple[Any, ...]]) -> Tensors:
+    def gradients(self, function: Function, sets: Sets) -> list[torch.Tensor]:
         """Return the results of all calls, followed by their gradients."""
-        found = self.made(function, sets)
+        found = self.results(function, sets)
         asked = [one for given in sets for one in learnt(given)]
         return [*found, *torch.autograd.grad(found, asked, [self.seed] * len(found))]
+
+    @cached_property
+    def seed(self) -> torch.Tensor:
+        """Gradient of the result, in its dtype and layout."""
+        with torch.no_grad():
+            (like,) = self.results(self.call.theirs, [tuple(one.clone() for one in self.sets[0])])
+        return torch.empty_like(like).copy_(self.exact[1])
+
+    @cached_property
+    def exact(self) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The result of the first set and its gradients in float64, and the gradient of the result."""
+        wide = [
+            one.detach().double().requires_grad_(one.requires_grad) if one.is_floating_point() else one
+            for one in self.sets[0]
+        ]
+        y = self.call.theirs(*wide)
+        sizes, noise = y.detach().abs(), torch.randn(y.shape, generator=self.generator, device=y.device)
+        # Rounded once, so that all systems get the same.
+        seed = (noise * (sizes > _CLEAR_OF_ZERO * sizes.max())).half().to(y.dtype)
+        return [y.detach(), *torch.autograd.grad(y, learnt(wide), seed)], seed
 
     def failure(self, system: str) -> tuple[str, float]:
         """Return the failure of a system's result and gradients, or an empty string; and the largest error."""
         fresh = tuple(one.detach().clone().requires_grad_(one.requires_grad) for one in self.sets[0])
         worst = 0.0
-        for found, right in zip(self.gradients(self.function(system), [fresh]), self.expected, strict=True):
+        for found, right in zip(self.gradients(self.function(system), [fresh]), self.exact[0], strict=True):
             failure, error = compare(found.detach(), right, AGREEMENT[self.dtype])
             worst = max(worst, error)
             if failure:
                 return failure, worst
         return "", worst
 
-
-def learnt(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors of a call that have gradients."""
-    return [one for one in given if one.requires_grad]
+    def times(
+        self, work: Callable[[Function, Sets], object], systems: Sequence[str], seconds: float
+    ) -> dict[str, Timing]:
+        wait = waiting(self.device)
+        samplers: dict[str, Sampler] = {
+            name: HostSampler(partial(work, self.function(name), self.sets), wait, COPIES) for name in systems
+        }
+        time_by_clock(samplers, 0.0)  # compiles and allocates
+        return time_by_clock(samplers, seconds)
 
 
 def measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
     """Yield records of both systems in every layout that the call has in the dtype."""
-    device = session.device
     for layout in call.layouts[dtype]:
         say(f"{call.name} {dtype} {layout}: verifying and timing")
         with precision(dtype, algorithms=0):
-            new = New(dtype, layout, device, torch.Generator(device).manual_seed(session.seed))
-            sets = [call.tensors(new) for _ in range(COPIES)]
-            with _surroundings(call, dtype, device), torch.no_grad():
-                like = call.theirs(*(one.clone() for one in sets[0]))
-            expected, asked = _exact(call, sets[0], new.generator)
-            gradient = torch.empty_like(like).copy_(asked)
-            case = _Case(call, dtype, layout, device, sets, expected, gradient)
-            records = _measured(case, session.seconds)
+            new = New(
+                dtype, layout, session.device, torch.Generator(session.device).manual_seed(session.seed)
+            )
+            case = _Case(
+                call, dtype, session.device, [call.tensors(new) for _ in range(COPIES)], new.generator
+            )
+            blank = Record(FORWARD, call.name, dtype, layout, BATCH, "", "", tolerance=AGREEMENT[dtype])
+            records = _measured(case, blank, session.seconds)
         yield records
 
 
-def _exact(call: Call, given: Tensors, generator: torch.Generator) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return a call's result and gradients in float64, and the gradient of the result."""
-    wide = [
-        one.detach().double().requires_grad_(one.requires_grad) if one.is_floating_point() else one
-        for one in given
-    ]
-    y = call.theirs(*wide)
-    sizes = y.detach().abs()
-    seed = torch.randn(y.shape, generator=generator, device=y.device) * (sizes > _CLEAR_OF_ZERO * sizes.max())
-    # Rounded once, so that all systems get the same.
-    seed = seed.half().to(y.dtype)
-    gradients = torch.autograd.grad(y, learnt(wide), seed)
-    return [y.detach(), *gradients], seed
-
-
-def _measured(case: _Case, seconds: float) -> list[Record]:
-    blank = Record(
-        FORWARD, case.call.name, case.dtype, case.layout, BATCH, "", "", tolerance=AGREEMENT[case.dtype]
-    )
+def _measured(case: _Case, blank: Record, seconds: float) -> list[Record]:
     failures: dict[str, str] = {}
     errors: dict[str, float] = {}
+    case.seed  # noqa: B018  # before any system runs
     for system in SYSTEMS:
         try:
             failures[system], errors[system] = case.failure(system)
         except Exception as broken:  # a system may fail in any way: continue with the other
             failures[system] = failure_reason(broken)
     right = [system for system in SYSTEMS if not failures[system]]
-
-    def timed(work: Callable[[Function, Sequence[tuple[Any, ...]]], object]) -> dict[str, Timing]:
-        wait = waiting(case.device)
-        samplers: dict[str, Sampler] = {
-            name: HostSampler(partial(work, case.function(name), case.sets), wait, COPIES) for name in right
-        }
-        time_by_clock(samplers, 0.0)  # compiles and allocates
-        return time_by_clock(samplers, seconds)
-
     with torch.no_grad():
-        plain = timed(case.made)
-    learning = timed(case.gradients)
+        plain = case.times(case.results, right, seconds)
+    learning = case.times(case.gradients, right, seconds)
     for system in right:
         failure, _ = case.failure(system)
         failures[system] = f"after it was timed {failure}" if failure else ""
     records = []
     for workload, timings in ((FORWARD, plain), (WITH_GRADIENT, learning)):
         for system in SYSTEMS:
-            record = replace(
-                blank, workload=workload, system=system, failure=failures[system], error=errors.get(system)
-            )
+            told = {"failure": failures[system], "error": errors.get(system)}
+            record = replace(blank, workload=workload, system=system, **told)  # type: ignore[arg-type]
             records.append(record if record.failure else with_times(record, timings[system]))
     return records
 

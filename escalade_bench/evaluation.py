@@ -34,9 +34,8 @@ from escalade_bench.campaign.units import Say, Session, Unit, command
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import at_hand
+from escalade_bench.networks import data as installed
 from escalade_bench.networks.judging import MOST
-from escalade_bench.networks.parts import normalised
 
 SUFFIX = "_evaluation"
 """Suffix of the workload of these records, behind the network's name."""
@@ -110,7 +109,7 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
             x = images.to(home)
             classes = torch.tensor([numbers[name] for name in names])
             with precision("fp32"):
-                expected = model(normalised(x, task.normalize))[: len(names)].cpu()
+                expected = model(installed.normalised(x, task.normalize))[: len(names)].cpu()
             scores[""].add(expected, expected, classes)
             for dtype, engine in engines.items():
                 scores[dtype].add(engine(x)[: len(names)].float().cpu(), expected, classes)
@@ -165,19 +164,16 @@ def as_csv(records: Sequence[Record]) -> str:
     return text.getvalue()
 
 
-def _figures(record: Record) -> dict[str, Any]:
-    said = record.config
-    return {
-        "system": record.system,
-        "dtype": record.dtype,
-        "images": record.batch,
-        "top1": record.accuracy,
-        "top5": said["top5"],
-        "agreement": said["agreement"],
-        "largest_difference": said["difference"],
-        "error": record.error,
-        "failure": record.failure,
+def _figures(r: Record) -> dict[str, Any]:
+    own = {
+        "system": r.system,
+        "dtype": r.dtype,
+        "images": r.batch,
+        "top1": r.accuracy,
+        "top5": r.config["top5"],
     }
+    beside = {"agreement": r.config["agreement"], "largest_difference": r.config["difference"]}
+    return {**own, **beside, "error": r.error, "failure": r.failure}
 
 
 NETWORK = "resnet18"
@@ -191,7 +187,7 @@ def units() -> Iterator[Unit]:
     """The one unit, all dtypes at once: an image is decoded once for all of them."""
     if missing():
         return
-    options = zip(("--weights", "--data", "--classes"), map(at_hand.find, FILES), strict=True)
+    options = zip(("--weights", "--data", "--classes"), map(installed.find, FILES), strict=True)
     asked = (word for option in options for word in option)
     yield Unit(
         f"evaluation/{NETWORK}",
@@ -207,13 +203,12 @@ def units() -> Iterator[Unit]:
 
 def missing() -> str:
     """Return why there is no such unit here; empty if there is."""
-    absent = [name for name in FILES if at_hand.find(name) is None]
-    where = ", ".join(map(str, at_hand.folders()))
-    return f"{', '.join(absent)}: not in {where}, so right answers are not among the units" if absent else ""
+    absent = installed.missing(*FILES)
+    return absent and f"{absent}, so right answers are not among the units"
 
 
 def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
-    weights, photographs, classes = map(at_hand.find, FILES)
+    weights, photographs, classes = map(installed.find, FILES)
     assert weights is not None and photographs is not None
     model = read_resnet(weights)
     images = find_labeled(photographs, model.fc.out_features, classes)

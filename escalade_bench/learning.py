@@ -24,7 +24,7 @@ from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS, trainer
 from escalade_bench.campaign.units import Say, Session, Unit, command
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import at_hand
+from escalade_bench.networks.data import find
 
 SUFFIX = "_learning"
 """Suffix of the workload of these records, after the task's name."""
@@ -89,7 +89,7 @@ _SECONDS = 45.0
 
 def units() -> Iterator[Unit]:
     """Yield the unit if CIFAR-10 is available."""
-    found = at_hand.find(DATA)
+    found = find(DATA)
     if found is None:
         return
     asked = ("--data", found, "--epochs", EPOCHS, "--batch", BATCH, "--dtype", DTYPE, "--classifier")
@@ -105,7 +105,7 @@ def units() -> Iterator[Unit]:
 
 
 def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
-    given = {"data": str(at_hand.find(DATA)), "epochs": EPOCHS, "batch": BATCH, "dtype": DTYPE}
+    given = {"data": str(find(DATA)), "epochs": EPOCHS, "batch": BATCH, "dtype": DTYPE}
     with tempfile.TemporaryDirectory() as name, processes(session.device) as own:
         folder = pathlib.Path(name) / "run"
         run = trainer(TASK, given, folder, own)

@@ -40,7 +40,7 @@ def command(
     from escalade.commands.networks import network
     from escalade.commands.selection import engine_device
     from escalade_bench.measure import ceilings, records
-    from escalade_bench.networks.steps import step_records, timed_plan
+    from escalade_bench.networks.plans import step_records, timed_plan
     from escalade_bench.report import terminal
 
     console = Console()

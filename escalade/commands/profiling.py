@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,9 +31,11 @@ from escalade_apps.train.steps import optimizer_of
 from escalade_apps.train.tasks import TASKS, task_of
 from escalade_apps.train.tasks import settings as settings_of
 from escalade_bench.measure import ceilings, records
-from escalade_bench.profile import climb, cupti, ncu, twin
+from escalade_bench.profile import climb, ncu
 from escalade_bench.profile.climb import first_choice
-from escalade_bench.profile.profiles import Profile, Profiled, profile
+from escalade_bench.profile.counters import agreement, agreement_table, differences, summed
+from escalade_bench.profile.profiles import Profile, profile
+from escalade_bench.profile.profiles import counted as counted_on_twin
 from escalade_bench.profile.target import Target, Work, of_plan, of_rung, work_of_plan, work_of_rung
 from escalade_bench.report import terminal
 
@@ -189,10 +190,10 @@ def profile_on_gpu(
         raise UnsupportedError("without counters there is nothing to compare with the twin")
     if found is None or trace is not None:
         made = target_of(asked)
-        parts, launches = cupti.traced(made, trace)
+        parts, launches = ncu.traced(made, trace)
         if trace is not None:
             console.print(f"wrote {escape(str(trace))}")
-        found = found or profile(made.title, cupti.HOW, parts, launches, ceilings.measure(device))
+        found = found or profile(made.title, ncu.TIMES, parts, launches, ceilings.measure(device))
     return found
 
 
@@ -210,23 +211,24 @@ def count_on_twin(asked: Asked, console: Console) -> Profile:
         build_for_twin(programs, counts=True)
         for work in works:
             say(f"counting {work.part.name}")
-            parts.append(twin.counted(work, asked.seed))
-    for table in terminal.count_tables(twin.records(title, parts)):
+            parts.append(counted_on_twin(work, asked.seed))
+    found = Profile(title, "counted on the twin", parts, {})
+    for table in terminal.count_tables(found.records()):
         console.print(table)
-    _show_words(parts, console)
-    return Profile(title, "counted on the twin", parts, {})
+    _show_words(found, console)
+    return found
 
 
 def show_profile(found: Profile, console: Console) -> None:
     console.print(terminal.profile_table(found))
-    _show_words(found.parts, console)
+    _show_words(found, console)
     console.print(f"{counted(len(found.parts), 'part')}, {found.us:.1f} µs in total.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):
         console.print(line, highlight=False)
 
 
-def _show_words(parts: Sequence[Profiled], console: Console) -> None:
-    for each in parts:
+def _show_words(found: Profile, console: Console) -> None:
+    for each in found.parts:
         if each.words:
             console.print(f"[bold]{escape(each.part.name)}[/] {escape(each.words)}", highlight=False)
 
@@ -236,10 +238,11 @@ def compare_with_twin(
 ) -> list[records.Record]:
     """Compare the counts of one call with the twin's; return a record of the card's."""
     choice = chosen(asked, device)
-    card = twin.summed(found.parts[0].kernels)
-    counts = twin.count(work_of_rung(ops.operation(asked.target), choice), asked.seed).figures()
-    note = twin.agreement(twin.differences(card, counts))
-    console.print(twin.agreement_table(card, counts))
+    card = summed(found.parts[0].kernels)
+    work = work_of_rung(ops.operation(asked.target), choice)
+    counts = counted_on_twin(work, asked.seed).kernels[0].counts
+    note = agreement(differences(card, counts))
+    console.print(agreement_table(card, counts))
     console.print(note, highlight=False)
     p, config = choice.problem, choice.config.as_dict()
     return [

@@ -15,8 +15,8 @@ from escalade_bench.campaign.units import TIMED, Say, Session, Unit, command
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import planned
-from escalade_bench.networks.steps import step_records, timed_plan
+from escalade_bench.networks import plans
+from escalade_bench.networks.plans import step_records, timed_plan
 from escalade_bench.networks.workload import Setting, Workload
 from escalade_bench.networks.workloads import TRAINED, WORKLOADS, workload
 from escalade_bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
@@ -71,13 +71,13 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
         peers = ()  # no peer has networks in them
 
     def made(session: Session, record: Record) -> Made:
-        def plans() -> Made:
+        def found() -> Made:
             setting = setting_of(session, name)
-            how = setting.workload.parts[part].made or planned.of_batches
+            how = setting.workload.parts[part].made or plans.of_batches
             batches = (batch,) if batch else (_ACCURACY_BATCH,) if part == "accuracy" else setting.batches
             return how(setting, batches, dtype)
 
-        return session.once(("made", name, part, dtype, batch), plans)
+        return session.once(("made", name, part, dtype, batch), found)
 
     return Unit(
         f"network/{name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",

@@ -24,10 +24,9 @@ from escalade_bench.coverage.catalogue import TORCHVISION, Entry, entries
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.measurement import summary
+from escalade_bench.networks.data import images, noise
 from escalade_bench.networks.parts import over_batches
-from escalade_bench.networks.planned import empty, planned
-from escalade_bench.networks.resnets import images
+from escalade_bench.networks.plans import empty, planned, summary
 from escalade_bench.networks.workload import Say, Setting, Workload
 from escalade_bench.peers.comparison import COVERAGE
 from escalade_bench.peers.network import Maker
@@ -87,33 +86,35 @@ class Coverage:
 
     def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
         """Yield the records of one network, batch by batch: ours and its peers'."""
+        cases = [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
         try:
             say(f"{entry.name}: making and capturing it")
             workload = self._workload(entry)
             settings = {dtype: self.setting(entry, dtype, workload) for dtype in self.dtypes}
         except Exception as broken:  # constructors, models and capture may raise anything
-            yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
+            yield [self._failed(entry, batch, dtype, broken) for batch, dtype in cases]
             return
-        for batch, dtype in self.cases():
+        for batch, dtype in cases:
             setting = settings[dtype]
             try:
                 if self.timed:
                     engines = {dtype: setting.engine(dtype)}
                     for found in over_batches(setting, entry.name, setting.model, engines, (batch,), say):
-                        yield [self._filed(entry, record) for record in found]
+                        named = ((record, f"{entry.name}_{record.problem}") for record in found)
+                        yield [
+                            replace(record, workload=self.workload, problem=name) for record, name in named
+                        ]
                 else:
-                    yield [self._planned(entry, setting, batch, dtype, say)]
+                    say(f"{entry.name} batch {batch} {dtype}: planning")
+                    plan = planned(setting.engine(dtype), self.input(entry, batch, dtype))
+                    yield [replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))]
             except Exception as broken:  # out of memory, a failed launch: continue with the others
-                yield [self.failed(entry, batch, dtype, broken)]
+                yield [self._failed(entry, batch, dtype, broken)]
                 require_device(self.device, f"since {entry.name} the GPU answers everything with an error")
         free(self.device)
 
     def _size(self, entry: Entry) -> int:
         return entry.item[-1] if entry.item else self.size or entry.size or SIZE
-
-    def cases(self) -> list[tuple[int, str]]:
-        """Return batches and dtypes in the order of measurement."""
-        return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
         """Make a network and capture it, once for all dtypes of a workload."""
@@ -130,18 +131,12 @@ class Coverage:
         item = entry.item or (_IMAGE, self._size(entry), self._size(entry))
         return empty(batch, item, dtype, self.layout, self.device)
 
-    def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
-        say(f"{entry.name} batch {batch} {dtype}: planning")
-        plan = planned(setting.engine(dtype), self.input(entry, batch, dtype))
-        return replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))
-
     def _workload(self, entry: Entry) -> Workload:
         def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
             if entry.item is None:
-                return images(count, size, seed).to(device)
+                return images(count, size, seed, device)
             # Numbers that 16 bits represent: argmax over them is the same in every dtype.
-            generator = torch.Generator(device).manual_seed(seed)
-            return torch.randn(count, *entry.item, generator=generator, device=device).half().float()
+            return noise(entry.item, count, seed, device).half().float()
 
         def make(size: int, seed: int) -> nn.Module:
             with torch.device(self.device):  # random numbers are fastest to make there
@@ -160,10 +155,7 @@ class Coverage:
         layout = self.layout if entry.item is None or len(entry.item) == _IMAGE else "flat"
         return Record(self.workload, f"{entry.name}_{size}_b{batch}", dtype, layout, batch, "escalade", "")
 
-    def _filed(self, entry: Entry, record: Record) -> Record:
-        return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
-
-    def failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
+    def _failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
         """Return the record of a case that could not be measured, with the reason."""
         failure = failure_reason(broken)
         if not isinstance(broken, EscaladeError):

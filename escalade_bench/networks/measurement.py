@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import PEERS, Judge, fresh, spoil
-from escalade_bench.networks.planned import by_operator, planned
+from escalade_bench.networks.plans import planned, summary
 from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 
@@ -93,16 +92,6 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
 def _has_run(record: Record) -> bool:
     """Return True if the record is ours and has a result, correct or not."""
     return not record.is_peer and bool(record.layout)
-
-
-def summary(plan: Explanation) -> dict[str, Any]:
-    """Return the figures of the plan for a record's config."""
-    return {
-        "steps": len(plan.steps),
-        "launches": plan.launches,
-        "pytorch": by_operator(plan),
-        "memory": plan.memory,
-    }
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -13,10 +13,11 @@ from escalade.engine.engine import Engine
 from escalade.errors import EscaladeError
 from escalade_bench.ladder import free
 from escalade_bench.measure.records import Record
+from escalade_bench.networks.data import normalised
 from escalade_bench.networks.judging import Standard, fresh, standard
 from escalade_bench.networks.measurement import Case, measure
 from escalade_bench.networks.streaming import measure_stream
-from escalade_bench.networks.workload import Say, Setting, Workload, reference
+from escalade_bench.networks.workload import Say, Setting, reference
 from escalade_bench.peers.network import Task, tensors
 
 MARGIN = 0.01
@@ -25,23 +26,34 @@ _ACCURACY_INPUTS = {"cuda": 64, "cpu": 2}
 
 
 class Accuracy:
-    """Inputs and their results in float64 on the CPU, to compare engines with."""
+    """Inputs and their results in float64, by which engines are judged."""
 
-    def __init__(self, workload: Workload, model: nn.Module, count: int, size: int, seed: int) -> None:
-        self._workload, self._model = workload, model
-        self._inputs = workload.inputs(count, size, seed)
-        self._expected = reference(model, self._inputs, workload.chunk)
+    def __init__(self, setting: Setting, model: nn.Module, x: torch.Tensor) -> None:
+        self.name, self._classifies = setting.name, setting.workload.classifies
+        self._chunk, self._model, self.x = setting.workload.chunk, model, x
+
+    @cached_property
+    def expected(self) -> torch.Tensor:
+        return reference(self._model, self.x, self._chunk)
+
+    def standard(self, dtype: str, device: torch.device | None = None) -> Standard:
+        """Return the expected results and PyTorch's error, as it computes on a device."""
+        return standard(self._model, self.x.to(device or self.x.device), dtype, self.expected, self._chunk)
+
+    def results(self, engine: Engine) -> torch.Tensor:
+        """Return an engine's results in memory that was filled with NaN."""
+        x = self.x.to(engine.device)
+        (results,) = fresh(lambda: engine(x), tensors)
+        return results
 
     def check(self, engine: Engine) -> Record:
         """Return the error over all results, with a note on the top-1 agreement of images with a clear margin."""
-        count, size, dtype = len(self._inputs), self._inputs.shape[-1], engine.dtype
-        record = Record(
-            f"{self._workload.name}_accuracy", f"{size}_n{count}", dtype, "", count, "escalade", ""
-        )
-        x = self._inputs.to(engine.device)
-        own = standard(self._model, x, dtype, self._expected, self._workload.chunk)
+        count, dtype = len(self.x), engine.dtype
+        problem = f"{self.x.shape[-1]}_n{count}"
+        record = Record(f"{self.name}_accuracy", problem, dtype, "", count, "escalade", "")
+        own = self.standard(dtype, engine.device)
         try:
-            (results,) = fresh(lambda: engine(x), tensors)
+            results = self.results(engine)
         except (RuntimeError, EscaladeError) as broken:
             return replace(record, failure=f"{type(broken).__name__}: {broken}")
         error, failure = own.judge((results,))
@@ -50,9 +62,9 @@ class Accuracy:
 
     def note(self, logits: torch.Tensor) -> str:
         """Describe the results in a user's terms: the top-1 classes of a classifier."""
-        if not self._workload.classifies:
-            return f"{len(logits)} rows of {self._inputs.shape[-1]}"
-        same = (logits.argmax(1) == self._expected.argmax(1))[self.clear]
+        if not self._classifies:
+            return f"{len(logits)} rows of {self.x.shape[-1]}"
+        same = (logits.argmax(1) == self.expected.cpu().argmax(1))[self.clear]
         return (
             f"the same top-1 as float64 on {int(same.sum())} of {same.numel()} images with a margin of more than "
             f"{MARGIN:.0%} (of {len(logits)})"
@@ -61,14 +73,15 @@ class Accuracy:
     @property
     def clear(self) -> torch.Tensor:
         """Return True for each image whose top-1 class rounding should not change."""
-        first, second = self._expected.topk(2).values.unbind(1)
+        first, second = self.expected.cpu().topk(2).values.unbind(1)
         return (first - second) > MARGIN * first.abs()
 
 
 def accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
     say(f"{setting.name}: float64 on the CPU")
     count = _ACCURACY_INPUTS[setting.device.type]
-    judged = Accuracy(setting.workload, setting.model, count, setting.size, setting.session.seed + 4)
+    x = setting.workload.inputs(count, setting.size, setting.session.seed + 4)
+    judged = Accuracy(setting, setting.model, x)
     yield [judged.check(setting.engine(dtype)) for dtype in setting.dtypes]
 
 
@@ -95,14 +108,6 @@ def over_batches(
             peers = {} if dtype in setting.workload.further_dtypes else setting.peers_at(batch)
             yield measure(case, engine, peers, say)
             free(setting.device)
-
-
-def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> torch.Tensor:
-    """Return bytes normalized by means and deviations in fp32, as a compiled engine does."""
-    mean, deviation = (
-        torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1) for values in normalize
-    )
-    return ((images.double() / 255 - mean) / deviation).float()
 
 
 def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from escalade.errors import EscaladeError
+from escalade.narrow_tables import Table
 
 _STALL, _ISSUE = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
 STALLS = f"regex:^{_STALL}[a-z_]*{_ISSUE.replace('.', '[.]')}$"
@@ -18,22 +19,6 @@ NO_STALL = ("selected", "not_selected")
 _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared{}.sum"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared{}.sum"
-METRICS = {
-    "us": "gpu__time_duration.sum",
-    "dram_read_bytes": "dram__bytes_read.sum|dram__bytes_op_read.sum",
-    "dram_written_bytes": "dram__bytes_write.sum|dram__bytes_op_write.sum",
-    "dram_pct": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "l2_bytes": "lts__t_bytes.sum",
-    "tensor_pct": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "issue_pct": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
-    "occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "registers": "launch__registers_per_thread",
-    "shared_bytes": "launch__shared_mem_per_block_static + launch__shared_mem_per_block_dynamic",
-    "load_sectors": f"{_GLOBAL.format('sectors', 'ld')} / {_GLOBAL.format('requests', 'ld')}",
-    "store_sectors": f"{_GLOBAL.format('sectors', 'st')} / {_GLOBAL.format('requests', 'st')}",
-    "conflicts_pct": f"{_CONFLICTS.format('')} / {_TURNS.format('')}",
-}
-"""Metrics of each figure: a sum, a ratio, or alternatives (`|`) where versions of ncu or architectures differ."""
 COUNTS = {
     **{
         f"global_{count}_{unit}": _GLOBAL.format(unit, operation)
@@ -57,30 +42,46 @@ _SCALES = {
 """Bytes or microseconds per unit; other units are counts, ratios or percentages."""
 
 
+def _figure(metric: str, heading: str = "", digits: int = 0, unit: float = 1.0) -> Any:
+    """Return a figure by its metric: a sum, a ratio, or alternatives (`|`) where versions of ncu or architectures
+    differ; with the heading of its column, digits and unit."""
+    return field(default=None, metadata={"metric": metric, "column": (heading, digits, unit)})
+
+
 @dataclass(frozen=True)
 class Counters:
     """Figures of one kernel launch; None if not counted."""
 
     kernel: str
-    us: float | None = None
-    dram_read_bytes: float | None = None
-    dram_written_bytes: float | None = None
-    dram_pct: float | None = None
+    us: float | None = _figure("gpu__time_duration.sum", "µs", 2)
+    dram_read_bytes: float | None = _figure("dram__bytes_read.sum|dram__bytes_op_read.sum", "MB read", 2, 1e6)
+    dram_written_bytes: float | None = _figure(
+        "dram__bytes_write.sum|dram__bytes_op_write.sum", "written", 2, 1e6
+    )
+    dram_pct: float | None = _figure("dram__throughput.avg.pct_of_peak_sustained_elapsed", "memory %")
     """DRAM throughput in percent of its peak."""
-    l2_bytes: float | None = None
-    tensor_pct: float | None = None
+    l2_bytes: float | None = _figure("lts__t_bytes.sum", "by L2", 2, 1e6)
+    tensor_pct: float | None = _figure(
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", "tensor %"
+    )
     """Percent of cycles with active tensor cores."""
-    issue_pct: float | None = None
+    issue_pct: float | None = _figure("smsp__issue_active.avg.pct_of_peak_sustained_elapsed", "issue %")
     """Percent of cycles in which schedulers issue."""
-    occupancy_pct: float | None = None
+    occupancy_pct: float | None = _figure("sm__warps_active.avg.pct_of_peak_sustained_active", "warps %")
     """Active warps in percent of an SM's maximum."""
-    registers: int | None = None
-    shared_bytes: int | None = None
+    registers: int | None = _figure("launch__registers_per_thread", "regs")
+    shared_bytes: int | None = _figure(
+        "launch__shared_mem_per_block_static + launch__shared_mem_per_block_dynamic"
+    )
     """Shared memory per CTA."""
-    load_sectors: float | None = None
+    load_sectors: float | None = _figure(
+        f"{_GLOBAL.format('sectors', 'ld')} / {_GLOBAL.format('requests', 'ld')}", "sectors ld", 1
+    )
     """Sectors of 32 bytes per global load of a warp."""
-    store_sectors: float | None = None
-    conflicts_pct: float | None = None
+    store_sectors: float | None = _figure(
+        f"{_GLOBAL.format('sectors', 'st')} / {_GLOBAL.format('requests', 'st')}", "st", 1
+    )
+    conflicts_pct: float | None = _figure(f"{_CONFLICTS.format('')} / {_TURNS.format('')}", "conflicts %")
     """Wavefronts of shared memory caused by bank conflicts, in percent of all."""
     stalls: dict[str, float] = field(default_factory=dict)
     """Share of all stalled warps per reason, largest first."""
@@ -92,6 +93,14 @@ class Counters:
         if self.dram_read_bytes is None:
             return None
         return self.dram_read_bytes + (self.dram_written_bytes or 0.0)
+
+
+METRICS: dict[str, str] = {one.name: one.metadata["metric"] for one in fields(Counters) if one.metadata}
+"""The expression of metrics of each figure."""
+COLUMNS: dict[str, tuple[str, int, float]] = {
+    one.name: column for one in fields(Counters) if one.metadata and (column := one.metadata["column"])[0]
+}
+"""Heading, digits and unit of the figures that a table shows."""
 
 
 def names(expression: str) -> list[tuple[str, ...]]:
@@ -151,3 +160,36 @@ def parse(text: str) -> list[Counters]:
                 continue  # names, and metrics that are n/a
         found.append(counters_of(row[header.index("Kernel Name")], metrics))
     return found
+
+
+# The twin beside ncu
+
+CLOSE = 0.05
+"""Largest relative difference of two counts that agree."""
+
+
+def summed(kernels: Sequence[Counters]) -> dict[str, int]:
+    """Add up the counts that every launch has."""
+    known = (name for name in COUNTS if kernels and all(name in one.counts for one in kernels))
+    return {name: sum(one.counts[name] for one in kernels) for name in known}
+
+
+def differences(card: Mapping[str, int], twin: Mapping[str, int]) -> dict[str, float]:
+    """Return the difference of each count, relative to the larger one. The twin leaves out counts of zero."""
+    pairs = ((name, count, twin.get(name, 0)) for name, count in card.items())
+    return {name: abs(ours - theirs) / max(ours, theirs) for name, ours, theirs in pairs if ours or theirs}
+
+
+def agreement(found: Mapping[str, float]) -> str:
+    close = sum(difference <= CLOSE for difference in found.values())
+    return f"{close} of {len(found)} counts agree within {100 * CLOSE:.0f}%."
+
+
+def agreement_table(card: Mapping[str, int], twin: Mapping[str, int]) -> Table:
+    shown = Table(title="Counted by ncu and on the twin", title_justify="left")
+    for heading in ("count", "ncu", "twin", "off by"):
+        shown.add_column(heading, justify="left" if heading == "count" else "right")
+    for name, difference in differences(card, twin).items():
+        off = f"{100 * difference:.1f}%" if difference <= CLOSE else f"[yellow]{100 * difference:.1f}%[/]"
+        shown.add_row(name, f"{card[name]:,}", f"{twin.get(name, 0):,}", off)
+    return shown

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from escalade.device.nvml import ConditionMonitor
+from escalade.device.run import TwinOptions
 from escalade.device.twin import Counts
 from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.records import Record
 from escalade_bench.profile.counters import Counters
-from escalade_bench.profile.target import Part, merged, owners
+from escalade_bench.profile.target import Part, Work, merged, owners
 
 BUSY_PCT = 60.0
 """Percent of its peak from which a unit is the bottleneck."""
@@ -117,6 +121,14 @@ class Profiled:
         return sum(one.us or 0.0 for one in self.kernels)
 
 
+def counted(work: Work, seed: int) -> Profiled:
+    """Run a part once on the twin and count it. The counts do not depend on the values of its inputs."""
+    call = work.bind(torch.device("cpu"), seed, TwinOptions(counts=True))
+    call()
+    counts = call.counts()
+    return Profiled(work.part, [Counters("", counts=counts.figures())], None, diagnose_counts(counts))
+
+
 @dataclass(frozen=True)
 class Profile:
     """The profile of a target, part by part."""
@@ -131,6 +143,16 @@ class Profile:
     @property
     def us(self) -> float:
         return sum(part.us for part in self.parts)
+
+    def records(self) -> list[Record]:
+        """Return the twin's counts for the report's tables, one row per part."""
+        return [
+            Record(
+                "profile_counts", self.title, one.part.dtype, "", 0, "escalade", one.part.name, timing="twin",
+                counts=one.kernels[0].counts,
+            )
+            for one in self.parts
+        ]  # fmt: skip
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)

@@ -1,4 +1,4 @@
-"""Format single figures, and the columns of a record's own figures. An empty cell was not measured."""
+"""Formats single figures, and the columns of a record's own figures. What was not measured is an empty cell."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Clock
 from escalade_bench.peers.registry import TITLES
 
-OLDER = "†"
-"""Mark of the commit of a stale figure."""
+OLDER = "older code"
+"""Follows the commit and the day of a figure that is no longer current."""
 THROTTLED = "ᵗ"
-"""Mark of a time that was measured while the card throttled."""
+"""Follows a time that was taken while the card held its clock down."""
 _REASON = 40
-"""Characters of a failure shown in a cell; the record has the whole text."""
+"""Characters of a failure that fit into a cell; the record has all of it."""
 
 
 def who(record: Record) -> str:
@@ -32,7 +32,7 @@ def microseconds(record: Record | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Format to about four digits."""
+    """Four digits or so, whatever the size."""
     if value is None:
         return ""
     return f"{value:.2f}" if value < 100 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
@@ -43,7 +43,7 @@ def milliseconds(us: float | None) -> str:
 
 
 def written(form: str, value: Any) -> str:
-    """Format a value, as by `{:,.0f}`; empty for None."""
+    """The value in a form like `{:,.0f}`; nothing for None."""
     return "" if value is None else form.format(value)
 
 
@@ -76,7 +76,7 @@ def spread(record: Record) -> str:
 
 
 def config(record: Record) -> str:
-    """Return enabled switches by name and numbers by name and value; the reason for a failed record."""
+    """Switches by name where they are on, numbers by name and value; why a record failed instead."""
     if record.failure:
         return f"{'refused' if record.is_peer else 'failed'}: {first_line(record.failure)}"
     kept = ((name, value) for name, value in record.config.items() if value is not False)
@@ -88,17 +88,17 @@ def first_line(failure: str) -> str:
 
 
 def reason(record: Record) -> str:
-    """Return briefly why a record has no time."""
+    """Why a record has no time, in a few words."""
     return textwrap.shorten(first_line(record.failure), _REASON, placeholder=" …")
 
 
 def time_or_reason(record: Record | None, clock: Clock) -> str:
-    """Return the time by one clock, or why there is none; empty if it was not attempted."""
+    """The time by one clock, or why there is none; nothing if it was not tried."""
     return figure(clock(record)) or reason(record) if record else ""
 
 
 def stamp(records: Iterable[Record]) -> str:
-    """Return commit and day of our records in a row (the peers' if it has none of ours), marked if stale."""
+    """The commit and day of our records behind a row (of the peers' if it has none of ours), marked if older."""
     found = list(records)
     own = sorted((r for r in found if not r.is_peer), key=lambda r: r.date) or found
     stamps = list(dict.fromkeys(f"{r.commit[:8]} {r.date[5:10]}".strip() for r in own))
@@ -118,7 +118,7 @@ TEXTS: dict[str, Callable[[Record], str]] = {
     "config": config,
     "result": lambda r: f"failed: {first_line(r.failure)}" if r.failure else "right",
 }
-"""Text cells of a record, by heading."""
+"""Cells of a record that are text, by heading."""
 FIGURES: dict[str, Callable[[Record], str]] = {
     "batch": lambda r: f"{r.batch:,}",
     "µs": microseconds,
@@ -142,4 +142,4 @@ FIGURES: dict[str, Callable[[Record], str]] = {
     "occupancy": lambda r: share(r.occupancy),
     "MiB": lambda r: mebibytes(r.peak_bytes),
 }
-"""Numeric cells of a record, by heading."""
+"""Cells of a record that are figures, by heading."""

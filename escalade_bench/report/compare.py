@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -14,6 +15,7 @@ from escalade_bench.report import cells
 from escalade_bench.report.table import Column, Table, columns, text
 
 K = TypeVar("K")
+R = TypeVar("R")
 PREFERRED_GPU = "h200"
 """The GPU whose figures README.md shows."""
 DTYPES = ("fp16", "bf16", "int8", "fp8", "tf32", "fp32")
@@ -31,8 +33,8 @@ def of(records: Iterable[Record], *workloads: str) -> list[Record]:
     return [record for record in records if record.workload in workloads]
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], K]) -> dict[K, list[Record]]:
-    found: dict[K, list[Record]] = {}
+def grouped(records: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
+    found: dict[K, list[R]] = {}
     for record in records:
         found.setdefault(key(record), []).append(record)
     return found
@@ -167,3 +169,82 @@ def memory(records: Sequence[Record], title: str) -> Table:
         Column("share of the least", share),
     ]
     return Table(shown, rows, behind, title)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A set of comparisons by name: our speed relative to the best peer by both clocks, and what is not right."""
+
+    title: str
+    device: Mapping[str, float]
+    """Ratios of device times."""
+    call: Mapping[str, float]
+    """Ratios of wall-clock times of a call."""
+    wrong: Sequence[str]
+    """What failed or computed something wrong: lost, whatever its time."""
+    records: Sequence[Record]
+
+    @staticmethod
+    def of(title: str, named: Iterable[tuple[str, Compared]]) -> Verdict:
+        rows: dict[str, Compared] = {}
+        for name, row in named:  # every row counts, including several layouts of one name
+            rows[name if name not in rows else f"{name} {row.ours.problem} {row.ours.layout}"] = row
+        right = {name: row for name, row in rows.items() if not row.ours.failure}
+        return Verdict(
+            title,
+            {name: ratio for name, row in right.items() if (ratio := row.device.ratio)},
+            {name: ratio for name, row in right.items() if (ratio := row.call.ratio)},
+            [name for name in rows if name not in right],
+            [row.ours for row in rows.values()],
+        )
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.device, *self.call, *self.wrong}
+
+    @property
+    def ratios(self) -> Mapping[str, float]:
+        return self.device or self.call
+
+    @property
+    def lost(self) -> set[str]:
+        """Names of all comparisons that are lost by either clock, or incorrect."""
+        slower = {name for by in (self.device, self.call) for name, ratio in by.items() if ratio < 1}
+        return slower | {*self.wrong}
+
+    @property
+    def mean(self) -> str:
+        return cells.times(statistics.geometric_mean(self.ratios.values())) if self.ratios else ""
+
+    @property
+    def worst(self) -> tuple[str, str]:
+        """Return the smallest ratio and its name; a failure is worse."""
+        if self.wrong:
+            return "failed", self.wrong[0]
+        name = min(self.ratios, key=lambda name: self.ratios[name])
+        return cells.times(self.ratios[name]), name
+
+    @property
+    def row(self) -> tuple[object, ...]:
+        on_device, per_call = (sum(ratio < 1 for ratio in by.values()) for by in (self.device, self.call))
+        won = len(self.names), len(self.names - self.lost)
+        lost = on_device, per_call if self.call else "", len(self.wrong)
+        return self.title, *won, *lost, self.mean, *self.worst, self.records
+
+
+_HEADS = (
+    "set|>compared|>faster|>slower on the device|>slower per call|>not right|>vs best peer, geometric mean|>worst|"
+    "of"
+)
+
+
+def summary(found: Sequence[Verdict], title: str = "", level: int = 4) -> Iterator[str | Table]:
+    """Yield a sentence on all comparisons, and a row for each set: counts, the geometric mean and the worst."""
+    if found:
+        lost, every = sum(len(v.lost) for v in found), sum(len(v.names) for v in found)
+        wrong = sum(len(v.wrong) for v in found)
+        yield (
+            f"**{every - lost} of {every} comparisons with the best peer are won, and {lost} are lost**: slower on the "
+            f"device or per call by the wall clock, or not right ({wrong})."
+        )
+    yield Table.of(_HEADS, (v.row for v in found), title, level=level)

@@ -12,14 +12,15 @@ from markupsafe import Markup, escape
 
 from escalade_bench.measure.records import Record
 from escalade_bench.report import cells, plots
+from escalade_bench.report.compare import Cards, Verdict, summary
 from escalade_bench.report.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OLDER_LEGEND = (
-    f"{cells.OLDER} Older code: a kernel or a plan behind the figure has changed since. It stays until it is measured "
-    "again."
+    f"*{cells.OLDER}* behind the day: a kernel or a plan behind the figure has changed since. It stays until it is "
+    "measured again."
 )
 _MOST_COMMANDS = 3
 
@@ -59,10 +60,19 @@ Item = str | Heading | Table | Plot | Markup
 """Part of a page. A string is a paragraph of Markdown, and only HTML has markup."""
 
 
-def page(title: str, about: str, sections: Iterable[Iterable[Item]], command: str) -> list[Item]:
-    """Return a generated page of the sections of all cards, or of the command that measures them."""
-    found = [item for section in sections for item in section]
-    return begun(title, about) + (found or [not_measured(command)])
+def page(
+    title: str,
+    about: str,
+    cards: Cards,
+    section: Callable[[Sequence[Record]], Iterable[Item]],
+    command: str,
+    verdicts: Callable[[Sequence[Record]], Sequence[Verdict]] = lambda own: (),
+) -> list[Item]:
+    """Return a generated page: a summary of each card's comparisons, then its section; or the command to measure it."""
+    found = [item for own in cards.values() for item in section(own)]
+    judged = [(own[0].gpu, some) for own in cards.values() if (some := [v for v in verdicts(own) if v.names])]
+    summaries = [item for gpu, some in judged for item in (Heading(2, f"In short, on {gpu}"), *summary(some))]
+    return begun(title, about) + [*summaries, *found] + ([] if found else [not_measured(command)])
 
 
 def begun(title: str, about: str, up: str = "") -> list[Item]:

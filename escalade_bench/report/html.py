@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from escalade.ops import OPERATIONS
-from escalade_bench.layers import DIRECTIONS
 from escalade_bench.learning import SUFFIX as LEARNING
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.report import cells, plots, terminal
 from escalade_bench.report.changes import Changes
-from escalade_bench.report.compare import Cards, Compared, compared, grouped, of
+from escalade_bench.report.compare import Cards, Verdict, grouped, of, summary
 from escalade_bench.report.document import OLDER_LEGEND, Heading, Item, Plot, html
 from escalade_bench.report.pages import (
     coverage,
@@ -28,7 +24,6 @@ from escalade_bench.report.pages import (
     networks,
     readme,
     records,
-    steps,
     training,
 )
 from escalade_bench.report.table import Column, Table, columns, items, text
@@ -64,7 +59,11 @@ def sections(found: Mapping[str, Sequence[Record]], since: Changes | None) -> It
     """Yield all sections; pages of the docs without title and the paragraph on how they are generated."""
     everything = [record for own in found.values() for record in own]
     cards = on_cards(found)
-    opening = [item for own in cards.values() for item in (*readme.block(own), *summary(own))]
+    opening = [
+        item
+        for own in cards.values()
+        for item in (*readme.block(own), *summary(verdicts(own), f"All comparisons on {own[0].gpu}", 2))
+    ]
     yield "overview", "At a glance", opening or ["Nothing was measured on a card yet: `escalade measure`."], 0
     if since is not None:
         yield "changes", "Slower and faster than before", since.items(), 0
@@ -73,7 +72,7 @@ def sections(found: Mapping[str, Sequence[Record]], since: Changes | None) -> It
     yield "coverage", "Coverage: every network of a module", coverage.page(cards)[2:], 3
     yield "layers", "Single layers", layers.page(cards)[2:], 4
     yield "ladders", "Ladders", [*ladders.overview(cards)[2:], *_ladders(cards, everything)], 3
-    yield "steps", "ResNet-18, step by step", steps.page(cards)[2:], 0
+    yield "steps", "ResNet-18, step by step", training.step_page(cards)[2:], 0
     yield (
         "goals",
         "Goals: predicted and measured",
@@ -90,109 +89,13 @@ def _training(own: Sequence[Record]) -> list[Item]:
     return [Heading(2, own[0].gpu), *training.steps(own), *further]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A set of comparisons: our speed relative to the best peer by both clocks, and incorrect results."""
-
-    title: str
-    ratios: Mapping[str, float]
-    """By device time, by name."""
-    per_call: Mapping[str, float]
-    """By the wall clock of a call, by name."""
-    wrong: Sequence[str]
-    """Names of failed or incorrect workloads, which count as lost."""
-    records: Sequence[Record]
-
-    @staticmethod
-    def of(title: str, named: Iterable[tuple[str, Compared]]) -> Verdict:
-        rows: dict[str, Compared] = {}
-        for name, row in named:  # every row counts, including several layouts of one name
-            rows[name if name not in rows else f"{name} {row.ours.problem} {row.ours.layout}"] = row
-        wrong = [name for name, row in rows.items() if row.ours.failure]
-        right = {name: row for name, row in rows.items() if not row.ours.failure}
-        return Verdict(
-            title,
-            {name: ratio for name, row in right.items() if (ratio := row.device.ratio)},
-            {name: ratio for name, row in right.items() if (ratio := row.call.ratio)},
-            wrong,
-            [row.ours for row in rows.values()],
-        )
-
-    @property
-    def names(self) -> set[str]:
-        return {*self.ratios, *self.per_call, *self.wrong}
-
-    @property
-    def lost(self) -> set[str]:
-        """Names of all comparisons that are lost by either clock, or incorrect."""
-        slower = {name for by in (self.ratios, self.per_call) for name, ratio in by.items() if ratio < 1}
-        return slower | {*self.wrong}
-
-    @property
-    def worst(self) -> str:
-        by = self.ratios or self.per_call
-        return self.wrong[0] if self.wrong else min(by, key=lambda name: by[name])
-
-
 def verdicts(own: Sequence[Record]) -> list[Verdict]:
     """All sets of comparisons that were measured."""
-    found = []
-    for title, suffix in (("networks", ""), ("training steps", TRAINING_STEP)):
-        rows = compared(of(own, *(name + suffix for name in WORKLOADS)))
-        found.append(
-            Verdict.of(title, ((f"{c.ours.workload} {c.ours.dtype} b{c.ours.batch}", c) for c in rows))
-        )
-    found += [
-        Verdict.of(part.title, ((coverage.network(row), row) for row in part.rows if is_judged(row)))
-        for part in coverage.parts(own)
+    found = [
+        Verdict.of(title, networks.by_name(own, suffix))
+        for title, suffix in (("networks", ""), ("training steps", TRAINING_STEP))
     ]
-    for direction in DIRECTIONS:
-        for part, layer_rows in layers.measured(direction, own):
-            ratios = {row.layer.problem.name: row.ratio for row in layer_rows if row.ratio}
-            wrong = [row.layer.problem.name for row in layer_rows if row.ours is None]
-            records = [row.ours for row in layer_rows if row.ours]
-            found.append(Verdict(f"layers of {part.title}", ratios, {}, wrong, records))
-    return [one for one in found if one.names]
-
-
-def is_judged(row: Compared) -> bool:
-    """Return True if a network of a module was run, not only planned."""
-    return bool(row.ours.failure) or row.ours.error is not None
-
-
-def summary(own: Sequence[Record]) -> Iterator[Item]:
-    """Yield a sentence on all comparisons, and a row per set: counts of faster and slower ones, and the worst."""
-    found = verdicts(own)
-
-    def mean(one: Verdict) -> str:
-        by = one.ratios or one.per_call
-        return cells.times(statistics.geometric_mean(by.values())) if by else ""
-
-    def least(one: Verdict) -> str:
-        return "failed" if one.wrong else cells.times(min((one.ratios or one.per_call).values()))
-
-    shown = [
-        text("set", lambda v: v.title),
-        Column("compared", lambda v: str(len(v.names))),
-        Column("faster", lambda v: str(len(v.names - v.lost))),
-        Column("slower on the device", lambda v: str(sum(r < 1 for r in v.ratios.values()))),
-        Column(
-            "slower per call", lambda v: str(sum(r < 1 for r in v.per_call.values())) if v.per_call else ""
-        ),
-        Column("not right", lambda v: str(len(v.wrong))),
-        Column("vs best peer, geometric mean", mean),
-        Column("worst", least),
-        text("of", lambda v: v.worst),
-    ]
-    title = f"All comparisons on {own[0].gpu}"
-    if found:
-        lost, every = sum(len(v.lost) for v in found), sum(len(v.names) for v in found)
-        wrong = sum(len(v.wrong) for v in found)
-        yield (
-            f"**{every - lost} of {every} comparisons with the best peer are won, and {lost} are lost**: slower on the "
-            f"device or per call by the wall clock, or not right ({wrong})."
-        )
-    yield Table(shown, found, lambda v: v.records, title, level=2)
+    return [one for one in (*found, *coverage.verdicts(own), *layers.verdicts(own)) if one.names]
 
 
 def _ladders(cards: Cards, everything: Sequence[Record]) -> Iterator[Item]:

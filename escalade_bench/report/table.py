@@ -72,8 +72,16 @@ def columns(headings: str, get: Callable[[Any], Record] | None = None) -> list[C
 
 
 def items(*headings: str) -> list[Column]:
-    """Columns of text for rows that are sequences of strings."""
-    return [text(heading, lambda row, n=n: str(row[n])) for n, heading in enumerate(headings)]  # type: ignore[misc]
+    """Columns for rows that begin with the text of their cells. The headings of figures begin with `>`, of code with
+    a backtick."""
+
+    def cell(number: int) -> Cell:
+        return lambda row: str(row[number])
+
+    return [
+        Column(heading.lstrip(">`"), cell(n), heading[0] != ">", "code" if heading[0] == "`" else "")
+        for n, heading in enumerate(headings)
+    ]
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,13 @@ class Table:
         dense = ' class="dense"' if len(shown) >= _DENSE else ""
         return Markup(
             f'<div class="wide"><table{dense}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
+        )
+
+    @classmethod
+    def of(cls, headings: str, rows: Iterable[Sequence[Any]], title: str = "", **others: Any) -> Table:
+        """Return a table of rows of text, each with its records behind the cells; headings are those of `items`."""
+        return cls(
+            items(*headings.split("|")), list(rows), lambda row: filter(None, row[-1]), title, **others
         )
 
     def titled(self, title: str, level: int | None = None) -> Table:

@@ -9,7 +9,7 @@ from escalade import files
 from escalade.errors import EscaladeError
 from escalade.version import URL
 from escalade_bench.measure.records import Record, load_folder
-from escalade_bench.report import plots
+from escalade_bench.report import cells, plots
 from escalade_bench.report.compare import PREFERRED_GPU, of
 from escalade_bench.report.document import Item, Plot, markdown, not_measured, origin
 from escalade_bench.report.pages import (
@@ -20,10 +20,9 @@ from escalade_bench.report.pages import (
     networks,
     readme,
     records,
-    steps,
     training,
 )
-from escalade_bench.report.table import Column, Table, columns, items
+from escalade_bench.report.table import Table
 from escalade_bench.report.terminal import COUNTS
 
 __all__ = ["PREFERRED_GPU", "markers", "require_records", "stale", "write"]
@@ -64,7 +63,7 @@ def pages(found: Mapping[str, Sequence[Record]]) -> Pages:
         "layers.md": layers.page(cards),
         "coverage.md": coverage.page(cards),
         "records.md": records.page(chosen),
-        steps.PAGE: steps.page(cards),
+        training.PAGE: training.step_page(cards),
     }
     return {f"docs/{name}": items for name, items in made.items()}
 
@@ -94,14 +93,14 @@ def _billion(found: Sequence[Record]) -> list[Item]:
     def hours(r: Record, time: float | None) -> str:
         return "" if time is None else f"{IMAGES / r.batch * time / _HOUR_US:,.2f}"
 
-    shown = [
-        *columns("dtype|batch|µs on the device=µs"),
-        Column("GPU hours", lambda r: hours(r, r.median_us)),
-        *columns("µs per call"),
-        Column("GPU hours by calls", lambda r: hours(r, r.wall_us)),
-    ]
+    rows = [
+        (r.dtype, f"{r.batch:,}", cells.microseconds(r), hours(r, r.median_us), cells.figure(r.wall_us),
+         hours(r, r.wall_us), [r])
+        for r in own
+    ]  # fmt: skip
     where = f"ResNet-18, {IMAGES:,} images, on an {own[0].gpu}. {origin(own)}"
-    return [where, Table(shown, own)]
+    heads = "dtype|>batch|>µs on the device|>GPU hours|>µs per call|>GPU hours by calls"
+    return [where, Table.of(heads, rows)]
 
 
 def _beside_twin(found: Sequence[Record]) -> list[Item]:
@@ -110,16 +109,14 @@ def _beside_twin(found: Sequence[Record]) -> list[Item]:
     made: list[Item] = []
     for r in found:
         if r.timing == "ncu" and r.counts and r.key in twin:
+            other = twin[r.key]
             rows = [
-                (name, f"{count:,}", f"{twin[r.key].counts.get(name, 0):,}", r)
-                for name, count in r.counts.items()
+                (name, f"{n:,}", f"{other.counts.get(name, 0):,}", (r, other)) for name, n in r.counts.items()
             ]
             title = (
                 f"{r.workload.removesuffix(COUNTS)} {r.rung} on {r.problem}, {r.dtype}, by ncu on an {r.gpu}"
             )
-            made.append(
-                Table(items("count", "ncu", "twin"), rows, lambda row: (row[3], twin[row[3].key]), title)
-            )
+            made.append(Table.of("count|ncu|twin", rows, title))
     return made or [not_measured("escalade profile conv2d --problem NAME --rung NAME --beside-twin")]
 
 

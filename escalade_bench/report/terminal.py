@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import starmap
 from typing import Any
 
 from escalade.ops.base.operation import Operation
 from escalade.tune.verification import Outcome
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record
+from escalade_bench.profile.counters import COLUMNS as COUNTERS
 from escalade_bench.profile.profiles import Profile, Profiled
 from escalade_bench.report import cells
 from escalade_bench.report.compare import grouped
 from escalade_bench.report.pages import ladders
-from escalade_bench.report.table import Column, Table, columns, text
+from escalade_bench.report.table import Column, Table, columns, items, text
 
 
 def ceilings_line(ceilings: Ceilings) -> str:
@@ -53,11 +53,8 @@ def ladder_tables(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def _twin_table(records: Sequence[Record]) -> Table:
-    shown = columns("dtype|rung|layout|result|error")
-    seconds = Column(
-        "seconds on CPU", lambda r: f"{r.median_us / 1e6:.3f}" if r.median_us is not None else ""
-    )
-    return Table([*shown, seconds], records)
+    seconds = Column("seconds on CPU", lambda r: cells.written("{:.3f}", r.median_us and r.median_us / 1e6))
+    return Table([*columns("dtype|rung|layout|result|error"), seconds], records)
 
 
 def failure(record: Record) -> str:
@@ -74,24 +71,14 @@ def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Tabl
     """Return one row per rung: counts of correct, incorrect and unsupported problems, and the largest
     error/tolerance."""
 
-    def count(own: Sequence[Outcome], name: str) -> str:
-        return str(sum(bool(getattr(outcome, name)) for outcome in own))
-
-    def closest(own: Sequence[Outcome]) -> str:
-        found = [o.error / o.tolerance for o in own if o.error is not None and o.tolerance and o.passed]
-        return f"{max(found):.2f}" if found else ""
-
-    rungs = dict.fromkeys(outcome.rung for outcome in outcomes)
-    rows = [(rung, [outcome for outcome in outcomes if outcome.rung == rung]) for rung in rungs]
-    shown = [
-        text("rung", lambda row: row[0]),
-        Column("right", lambda row: count(row[1], "passed")),
-        Column("wrong", lambda row: count(row[1], "failed")),
-        Column("not taken", lambda row: count(row[1], "refusal")),
-        Column("largest error/tolerance", lambda row: closest(row[1])),
-        Column("seconds", lambda row: f"{sum(outcome.seconds for outcome in row[1]):.1f}"),
-    ]
-    return Table(shown, rows, None, operation.name)
+    rows = []
+    for rung, own in grouped(outcomes, lambda outcome: outcome.rung).items():
+        counts = (sum(bool(getattr(one, name)) for one in own) for name in ("passed", "failed", "refusal"))
+        close = [o.error / o.tolerance for o in own if o.error is not None and o.tolerance and o.passed]
+        seconds = sum(outcome.seconds for outcome in own)
+        rows.append((rung, *counts, cells.written("{:.2f}", max(close, default=None)), f"{seconds:.1f}"))
+    heads = ("rung", ">right", ">wrong", ">not taken", ">largest error/tolerance", ">seconds")
+    return Table(items(*heads), rows, None, operation.name)
 
 
 def profile_table(found: Profile) -> Table:
@@ -101,7 +88,7 @@ def profile_table(found: Profile) -> Table:
     def of_part(heading: str, cell: Callable[[Profiled], str]) -> Column:
         return Column(heading, lambda row: "" if row[1] else cell(row[0]), left=heading != "floor µs")
 
-    def counted(heading: str, field: str, digits: int, unit: float) -> Column:
+    def counted(field: str, heading: str, digits: int, unit: float) -> Column:
         def cell(row: Any) -> str:
             value = getattr(row[2], field)
             return "" if value is None else f"{value / unit:,.{digits}f}"
@@ -113,26 +100,11 @@ def profile_table(found: Profile) -> Table:
         of_part("rung", lambda each: each.part.rung),
         text("kernel", lambda row: row[2].kernel[:60]),
         of_part("floor µs", lambda each: cells.written("{:.2f}", each.floor_us)),
-        *starmap(counted, _COUNTERS),
+        *(counted(field, *column) for field, column in COUNTERS.items()),
     ]
     return Table(shown, rows, None, f"{found.title}: {found.how}")
 
 
-_COUNTERS = (
-    ("µs", "us", 2, 1.0),
-    ("MB read", "dram_read_bytes", 2, 1e6),
-    ("written", "dram_written_bytes", 2, 1e6),
-    ("by L2", "l2_bytes", 2, 1e6),
-    ("memory %", "dram_pct", 0, 1.0),
-    ("tensor %", "tensor_pct", 0, 1.0),
-    ("issue %", "issue_pct", 0, 1.0),
-    ("warps %", "occupancy_pct", 0, 1.0),
-    ("regs", "registers", 0, 1.0),
-    ("sectors ld", "load_sectors", 1, 1.0),
-    ("st", "store_sectors", 1, 1.0),
-    ("conflicts %", "conflicts_pct", 0, 1.0),
-)
-"""Heading, counter, digits and unit of each column."""
 COUNTS = "_counts"
 """Suffix of the workloads whose records are counts, after the operation's name."""
 _UNITS = ("", "k", "M", "G", "T")

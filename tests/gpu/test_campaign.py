@@ -14,7 +14,7 @@ from escalade_bench.campaign.units import Session
 from escalade_bench.measure import ceilings
 from escalade_bench.measure import records as store
 from escalade_bench.measure.currency import Made
-from escalade_bench.networks import planned
+from escalade_bench.networks import plans
 from tests.commands.support import run
 
 CPU = torch.device("cpu")
@@ -65,6 +65,6 @@ def test_units_are_measured_and_then_current(
 def test_a_plan_without_a_gpu_is_the_gpus_own(cuda: torch.device, name: str, dtype: str) -> None:
     """Otherwise `measure --check` on another machine would compare with a plan that never ran."""
     setting, elsewhere = setting_of(Session(cuda), name), setting_of(Session(CPU), name)
-    x = planned.empty(32, tuple(setting.workload.inputs(1).shape[1:]), dtype, setting.workload.layout, cuda)
+    x = plans.empty(32, tuple(setting.workload.inputs(1).shape[1:]), dtype, setting.workload.layout, cuda)
     here = Made.of_plan(setting.engine(dtype).plan(x))
-    assert Made.together([here]) == planned.of_batches(elsewhere, (32,), dtype)
+    assert Made.together([here]) == plans.of_batches(elsewhere, (32,), dtype)

@@ -6,7 +6,7 @@ import pytest
 
 from escalade.device.twin import Counts, Requests
 from escalade.errors import EscaladeError
-from escalade_bench.profile import twin
+from escalade_bench.profile import counters
 from escalade_bench.profile.counters import METRICS, Counters, names, parse
 from escalade_bench.profile.profiles import diagnose, diagnose_counts
 from escalade_bench.profile.target import Part
@@ -128,14 +128,14 @@ def test_counts_of_the_twin_show_repeated_requests() -> None:
 def test_counts_of_card_and_twin_are_compared_by_name() -> None:
     one = Counters("a", counts={"global_load_requests": 60, "global_load_sectors": 960, "fma": 0})
     other = Counters("b", counts={"global_load_requests": 40, "global_load_sectors": 40})
-    card = twin.summed([one, other])
+    card = counters.summed([one, other])
     assert card == {"global_load_requests": 100, "global_load_sectors": 1000}, (
         "not all launches have the others"
     )
     counts = {"global_load_requests": 96, "global_load_sectors": 900, "add": 3}
-    found = twin.differences({**card, "fma": 0}, counts)
+    found = counters.differences({**card, "fma": 0}, counts)
     assert found == pytest.approx({"global_load_requests": 0.04, "global_load_sectors": 0.1})
-    assert twin.agreement(found) == "1 of 2 counts agree within 5%."
-    cells = [list(column.cells) for column in twin.agreement_table(card, counts).columns]
+    assert counters.agreement(found) == "1 of 2 counts agree within 5%."
+    cells = [list(column.cells) for column in counters.agreement_table(card, counts).columns]
     assert cells[1:] == [["100", "1,000"], ["96", "900"], ["4.0%", "[yellow]10.0%[/]"]]
-    assert twin.summed([]) == {}
+    assert counters.summed([]) == {}

@@ -16,7 +16,7 @@ from escalade.device.twin.launch import TwinKernel
 from escalade.engine.comparison import copy_inputs
 from escalade.errors import EscaladeError
 from escalade_bench.profile.counters import Counters
-from escalade_bench.profile.cupti import launches
+from escalade_bench.profile.ncu import launches
 from escalade_bench.profile.target import Other, Part, merged, of_plan, owners
 
 CPU = torch.device("cpu")

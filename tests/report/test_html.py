@@ -150,8 +150,13 @@ def test_it_opens_with_the_readme_and_drills_down(page: Page, text: str) -> None
         "1",
     )
     assert '<td class="figure slower">0.50×</td>' in text and '<td class="figure faster">2.00×</td>' in text
-    (covered,) = page.rows("coverage")
-    assert covered["measured"] == "abc 01-02 †" and "Older code" in text
+    summary, covered = page.rows("coverage")
+    assert (summary["set"], summary["compared"], summary["faster"]) == (
+        "torchvision, fp16, batch 32",
+        "1",
+        "0",
+    )
+    assert covered["measured"] == "abc 01-02 older code" and "older code" in text
     counted, *rungs = (row for row in page.rows("ladders") if "loads" in row or "config" in row)
     assert (counted["rung"], counted["loads"], counted["FMA"]) == ("direct", "2k", "7")
     assert [row["rung"] for row in rungs][:3] == ["torch-nhwc", "direct", "input_tile"]

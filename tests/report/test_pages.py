@@ -17,7 +17,6 @@ from escalade_bench.report.pages import (
     networks,
     readme,
     records,
-    steps,
     training,
 )
 
@@ -54,7 +53,7 @@ def test_the_climb_starts_at_the_foot_and_names_the_rung_below() -> None:
     page = markdown(ladders.overview({"h200": ladder()}))
     assert row(page, "direct |")[4:7] == ["60,000", "1,000", "2.0"], "% of the ceiling from its record"
     # Nothing between input_tile and register_blocking was measured, and a later commit hides nothing.
-    assert row(page, "register_blocking |")[-4:] == ["10.00×", "1.50×", "input_tile", "old 01-01 †"]
+    assert row(page, "register_blocking |")[-4:] == ["10.00×", "1.50×", "input_tile", "old 01-01 older code"]
     assert row(page, "tensor_core |")[-4:-1] == ["", "", ""], "neither implicit_gemm nor what it stands on"
     assert row(page, "PyTorch's operator |")[-1] == "old 01-01"
     best = row(page, f"`{RECORD.problem}` | fp32")
@@ -83,7 +82,8 @@ def test_networks_stand_beside_all_peers_by_both_clocks_whatever_their_commit() 
         replace(alone, rung="stream", median_us=125.0),
     )
     page = markdown(networks.page({"h200": [NETWORK, graph, jax, accuracy, older, alone, copies, streamed]}))
-    device, call = page.split("per call by the wall clock")[:2]
+    assert row(page, "resnet18 |")[1:7] == ["1", "0", "0", "1", "0", "1.75×"], "lost by the wall clock alone"
+    device, call = page.split("in µs per call by the wall clock")
     assert row(device, "fp16 | 32")[2:6] == ["**200.0**", "400.0", "JAX", "1.75×"]
     note, measured = row(device, "fp16 | 32")[-2:]
     assert note.startswith("no torch.compile; at most: jax") and measured == "abc 01-02"
@@ -222,12 +222,12 @@ def test_steps_are_of_the_newest_run() -> None:
         config={"number": 1, "rung": "streamed", **said},
     )
     left = replace(step, problem="b1_step1", config={**step.config, "number": 2}, **OLD)
-    page = markdown(steps.page({"h200": [plan, step, left]}))
+    page = markdown(training.step_page({"h200": [plan, step, left]}))
     assert (
         "| 1 | conv1 | stem | `p` | streamed | stem.cu | estimate | 4.00 | 0.50 | 8.00 | abc 01-02 |" in page
     )
     assert "1 step, 1 launch" in page and "| 2 | conv1 |" not in page and "| stem | streamed |" in page
-    assert "not been measured" in markdown(steps.page({}))
+    assert "not been measured" in markdown(training.step_page({}))
 
 
 def test_goals_compare_rungs_that_differ_by_the_idea_alone() -> None:

@@ -37,10 +37,10 @@ def test_a_row_has_its_own_commit_and_day_and_a_mark_if_it_is_older() -> None:
     )
     assert lines[1] == "| --- | --- | ---: | ---: | --- |"
     assert lines[2] == "| `a\\|b` | <window> | 20.00 | 2.50× | a7fbff58 11-17 |"
-    assert lines[3].endswith("| 0.01× | bbbb 11-16 † |")
+    assert lines[3].endswith("| 0.01× | bbbb 11-16 older code |")
     page = markdown([Heading(1, "Page"), "Words.", TABLE, TABLE])
     assert page.startswith("# Page\n\nWords.\n\n#### Some of them\n\n| problem |")
-    assert page.count(OLDER_LEGEND) == 1 and "†" in OLDER_LEGEND
+    assert page.count(OLDER_LEGEND) == 1 and cells.OLDER in OLDER_LEGEND
     assert OLDER_LEGEND not in markdown([replace(TABLE, rows=[RECORD])])
     explained = replace(TABLE, legend="What it *means*.")
     assert markdown([explained]).index("What it *means*.") > markdown([explained]).index("0.01×")
@@ -51,8 +51,10 @@ def test_a_row_of_several_records_names_ours_and_is_marked_if_any_is_older() -> 
     peer = replace(RECORD, system="torch", commit="cccc")
     assert cells.stamp([peer, RECORD]) == "a7fbff58 11-17"
     assert cells.stamp([peer]) == "cccc 11-17"
-    assert cells.stamp([RECORD, SLOW]) == "bbbb 11-16, a7fbff58 11-17 †"
-    assert cells.stamp([RECORD, SLOW, replace(SLOW, commit="d", date="2026-11-18")]).endswith("and 1 more †")
+    assert cells.stamp([RECORD, SLOW]) == "bbbb 11-16, a7fbff58 11-17 older code"
+    assert cells.stamp([RECORD, SLOW, replace(SLOW, commit="d", date="2026-11-18")]).endswith(
+        "and 1 more older code"
+    )
 
 
 def test_html_escapes_text_and_colors_ratios() -> None:

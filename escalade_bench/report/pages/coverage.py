@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.planned import spelled
+from escalade_bench.networks.plans import spelled
 from escalade_bench.peers.comparison import COVERAGE, Clock, by_clock, on_device
 from escalade_bench.report import cells, compare, document
-from escalade_bench.report.compare import Cards, Compared, compared, grouped, place
+from escalade_bench.report.compare import Cards, Compared, Verdict, compared, grouped, place
 from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.table import Column, Table, columns, text
 
@@ -121,8 +121,18 @@ def parts(records: Sequence[Record]) -> list[Part]:
     return sorted(found, key=lambda part: (part.workload, place(part.dtype), part.batch))
 
 
+def verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """Each part's networks that were run, not only planned."""
+    return [
+        Verdict.of(
+            part.title, ((network(row), row) for row in part.rows if row.ours.failure or is_right(row))
+        )
+        for part in parts(records)
+    ]
+
+
 def page(cards: Cards) -> list[Item]:
-    return document.page("Coverage", _INTRODUCTION, map(_section, cards.values()), COMMAND)
+    return document.page("Coverage", _INTRODUCTION, cards, _section, COMMAND, verdicts)
 
 
 def _section(records: Sequence[Record]) -> Iterator[Item]:
@@ -136,11 +146,9 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
     for part in parts(records):
         for row in part.rows:
             times = [f"{r.system} {cells.time_or_reason(r, lambda r: r.median_us)} µs" for r in row.records]
-            plan = (
-                [f"in PyTorch {fallbacks(row)}, {row.ours.config['launches']} launches"]
-                if fallbacks(row)
-                else []
-            )
-            ratios = [f"{cells.times(found.ratio)} the best peer" for found in (row.device,) if found.ratio]
-            facts = [verdict(row), *plan, *(times if row.ours.median_us else ()), *ratios]
+            facts = [verdict(row)]
+            if fallbacks(row):
+                facts.append(f"in PyTorch {fallbacks(row)}, {row.ours.config['launches']} launches")
+            facts += times if row.ours.median_us else []
+            facts += [f"{cells.times(row.device.ratio)} the best peer"] if row.device.ratio else []
             yield f"{network(row)} {part.dtype} b{part.batch}: {'; '.join(facts)}"

@@ -17,7 +17,7 @@ from escalade_bench.report import cells
 from escalade_bench.report.compare import of
 from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.pages.networks import OpTimes, Variant, milliseconds, op_times
-from escalade_bench.report.table import Column, Table, columns, items, text
+from escalade_bench.report.table import Column, Table, columns
 
 # --- a convolution and the wall of memory
 
@@ -25,40 +25,36 @@ _OPERANDS, _OPERATIONS = 8, 2
 """Bytes of both operands of a multiply-add in fp32, and the operations that it counts as."""
 
 
+def _counted(heading: str, name: str, unit: float | None = None) -> Column:
+    """Return a column of a counter in a unit, or per microsecond of the record's time."""
+
+    def cell(r: Record) -> str:
+        return "" if r.config[name] is None else cells.whole(r.config[name] / (unit or r.time * 1e3))
+
+    return Column(heading, cell)
+
+
+WALL_COLUMNS = [
+    *columns("dtype|rung|GFLOP/s|% of ceiling"),
+    _counted("fewest MB", "fewest_bytes", 1e6),
+    _counted("MB moved", "moved_bytes", 1e6),
+    Column("times the fewest", lambda r: cells.quotient(r.config["moved_bytes"], r.config["fewest_bytes"])),
+    _counted("GB/s of memory", "moved_bytes"),
+    Column("% of its peak", lambda r: cells.written("{:.1f}", r.config["dram_pct"])),
+    _counted("GB/s of L2", "l2_bytes"),
+    *columns("what it does=note"),
+]
+
+
 def _wall(records: Sequence[Record]) -> Iterator[Item]:
     own = [r for r in of(records, "conv2d" + TRAFFIC) if r.problem == FEATURED and r.median_us]
     known = {(r.dtype, r.rung): r for r in own}
-    order = [
-        (t, rung) for (_, problem, t), rungs in WALL_RUNGS.items() for rung in rungs if problem == FEATURED
-    ]
+    order = ((t, rung) for (_, p, t), rungs in WALL_RUNGS.items() for rung in rungs if p == FEATURED)
     rows = [known[key] for key in order if key in known]
     if rows:
         yield origin(own)
         yield from _wall_sentence(records, rows[0])
         yield Table(WALL_COLUMNS, rows)
-
-
-def _rate(heading: str, name: str) -> Column:
-    def cell(r: Record) -> str:
-        return "" if r.config[name] is None else cells.whole(r.config[name] / r.time / 1e3)
-
-    return Column(heading, cell)
-
-
-def _megabytes(heading: str, name: str) -> Column:
-    return Column(heading, lambda r: "" if r.config[name] is None else cells.whole(r.config[name] / 1e6))
-
-
-WALL_COLUMNS = [
-    *columns("dtype|rung|GFLOP/s|% of ceiling"),
-    _megabytes("fewest MB", "fewest_bytes"),
-    _megabytes("MB moved", "moved_bytes"),
-    Column("times the fewest", lambda r: cells.quotient(r.config["moved_bytes"], r.config["fewest_bytes"])),
-    _rate("GB/s of memory", "moved_bytes"),
-    Column("% of its peak", lambda r: cells.written("{:.1f}", r.config["dram_pct"])),
-    _rate("GB/s of L2", "l2_bytes"),
-    *columns("what it does=note"),
-]
 
 
 def _copy_gbps(records: Sequence[Record]) -> float | None:
@@ -106,31 +102,23 @@ def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: flo
     operation = ops.operation(OPERATION)
     rung = operation.ladder.rung(_UNROLLED)
     rows = []
-    for number, name in enumerate(FORMS[""]):
+    for number, (name, one, other) in enumerate(zip(FORMS[""], apart.records, fused.records, strict=True)):
         problem = replace(operation.parse(name.format(batch=times.batch)), dtype=_PRODUCTS[times.storage])
         # The unrolled matrix and its product, written and read once.
         moved = 2 * sum(each.bytes for each in rung.recipe(problem, rung.configs(problem)[0]).workspaces)
-        rows.append(
-            (str(number + 1), str(problem.filters), apart.records[number], fused.records[number], moved)
-        )
-    shown = [
-        *items("convolution", "filters"),
-        Column("tensor_cores: matrix in memory", lambda row: milliseconds(row[2].time)),
-        Column("fusion", lambda row: milliseconds(row[3].time)),
-        Column("fusion alone", lambda row: cells.times(row[2].time / row[3].time)),
-        Column("matrix and product, both ways", lambda row: f"{row[4] / 1e9:.1f} GB"),
-        Column("a copy of as much", lambda row: milliseconds(row[4] / copy_gbps / 1e3) if copy_gbps else ""),
-    ]
-    return Table(shown, rows, lambda row: row[2:4])
+        copied = milliseconds(moved / copy_gbps / 1e3) if copy_gbps else ""
+        took = milliseconds(one.time), milliseconds(other.time), cells.times(one.time / other.time)
+        rows.append((number + 1, problem.filters, *took, f"{moved / 1e9:.1f} GB", copied, (one, other)))
+    return Table.of(
+        "convolution|filters|>tensor_cores: matrix in memory|>fusion|>fusion alone|>matrix and product, both ways|"
+        ">a copy of as much",
+        rows,
+    )
 
 
 # --- an autoencoder's training: ten ideas
 
 TRAINED = "autoencoder"
-
-
-IdeaRow = tuple[str, tuple[float, float], float | None, str, list[Record]]
-"""An idea, its prediction, the gain, where it was measured, and the records."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +135,26 @@ class Idea:
     """The rung that differs from them only by the idea."""
     note: str = ""
 
-    def row(self, records: Sequence[Record]) -> IdeaRow:
+    def row(self, records: Sequence[Record]) -> tuple[object, ...]:
         own = [r for r in of(records, self.workload) if (r.problem, r.dtype) == (self.problem, "fp32")]
         with_it = fastest(r for r in own if r.rung in self.rungs)
         without = fastest(r for r in own if r.rung == self.over)
-        gain = without.time / with_it.time if with_it and without else None
         where = f"{self.workload} {self.problem}: {', '.join(self.rungs)} over {self.over}"
         noted = "; ".join(filter(None, (where, self.note)))
-        return self.what, self.predicted, gain, noted, [r for r in (with_it, without) if r]
+        gain = without.time / with_it.time if with_it and without else None
+        return _idea(self.what, self.predicted, gain, noted, (with_it, without))
+
+
+def _idea(
+    what: str,
+    predicted: tuple[float, float],
+    gain: float | None,
+    where: str,
+    records: Sequence[Record | None],
+) -> tuple[object, ...]:
+    low, high = predicted
+    verdict = "" if gain is None else "less" if gain < low else "more" if gain > high else "as predicted"
+    return what, f"{low:g}–{high:g}×", cells.times(gain) or "not yet", verdict, where, records
 
 
 IDEAS = (
@@ -183,7 +183,7 @@ IDEAS = (
 )  # fmt: skip
 
 
-def _pool(records: Sequence[Record]) -> IdeaRow:
+def _pool(records: Sequence[Record]) -> tuple[object, ...]:
     """The memory of PyTorch's CUDA graph over ours, of the largest fp32 step that both were measured on."""
     own = [r for r in of(records, TRAINED + TRAINING_STEP) if r.peak_bytes and r.dtype == "fp32"]
     theirs = {r.batch: r for r in own if r.system == "torch-graph"}
@@ -192,24 +192,13 @@ def _pool(records: Sequence[Record]) -> IdeaRow:
     gain = (peer.peak_bytes or 0) / (ours.peak_bytes or 1) if ours and peer else None
     size = f", batch {ours.batch:,}" if ours else ""
     where = f"training step of {TRAINED} in fp32{size}: peak memory of PyTorch's CUDA graph over ours"
-    return "memory that is used again", (1.1, 1.2), gain, where, [r for r in (ours, peer) if r]
+    return _idea("memory that is used again", (1.1, 1.2), gain, where, (ours, peer))
 
 
 def _ideas(records: Sequence[Record]) -> Iterator[Item]:
-    def verdict(row: IdeaRow) -> str:
-        (low, high), gain = row[1:3]
-        return "" if gain is None else "less" if gain < low else "more" if gain > high else "as predicted"
-
     rows = [*(idea.row(records) for idea in IDEAS), _pool(records)]
-    shown = [
-        text("idea", lambda row: row[0]),
-        text("predicted", lambda row: f"{row[1][0]:g}–{row[1][1]:g}×"),
-        Column("gain", lambda row: cells.times(row[2]) or "not yet"),
-        text("that is", verdict),
-        text("where", lambda row: row[3]),
-    ]
-    if any(row[2] for row in rows):
-        yield Table(shown, rows, lambda row: row[4])
+    if any(row[3] for row in rows):
+        yield Table.of("idea|predicted|>gain|that is|where", rows)
 
 
 _GOALS = {

@@ -11,7 +11,7 @@ from importlib import resources
 from escalade.ops import OPERATIONS
 from escalade_bench.measure.figures import below, fastest
 from escalade_bench.measure.records import Record
-from escalade_bench.peers.comparison import Against, against_best
+from escalade_bench.peers.comparison import against_best
 from escalade_bench.report import cells, plots
 from escalade_bench.report.compare import Cards, grouped, named, of, place
 from escalade_bench.report.document import Bar, Heading, Item, Plot, begun, not_measured, origin
@@ -168,17 +168,13 @@ def _best(records: Sequence[Record]) -> Table:
     groups = grouped(records, lambda r: (problems.index(r.problem), place(r.dtype, DTYPES)))
     rows = [found for key in sorted(groups) if (found := against_best(groups[key])).ours]
 
-    def ours(row: Against) -> Record:
-        assert row.ours is not None
-        return row.ours
-
     shown = [
-        *columns("problem|dtype|fastest rung=rung|layout|µs|GFLOP/s|GB/s|× floor", ours),
+        *columns("problem|dtype|fastest rung=rung|layout|µs|GFLOP/s|GB/s|× floor", lambda row: row.ours),
         Column("peer's µs", lambda row: cells.microseconds(row.peer)),
         text("best peer", lambda row: cells.peer(row.peer)),
         Column("vs best peer", lambda row: cells.times(row.ratio)),
     ]
-    return Table(shown, rows, lambda row: (ours(row),))
+    return Table(shown, rows, lambda row: (row.ours,))
 
 
 def operation_pages(cards: Cards) -> dict[str, list[Item]]:
@@ -250,6 +246,7 @@ def problem_table(records: Sequence[Record]) -> Table:
         *columns("dtype|rung|layout|µs|GFLOP/s|% of ceiling|× floor", _own),
         *GAIN,
         Column("vs best peer", over_peer),
+        text("best peer", lambda s: cells.peer(best[s.record.dtype]) if over_peer(s) else ""),
         *columns("error|GB/s|p20–p80|registers|occupancy|config", _own),
     ]
     return Table(shown, sorted(steps(records), key=key), lambda s: (s.record,))
@@ -259,20 +256,10 @@ def _crossover(operation: str, records: Sequence[Record]) -> Table:
     """A row for each problem of the sweep: the peer's and every rung's best layout, and the fastest of all."""
     order = [rung.name for rung in OPERATIONS[operation].ladder]
     rungs = sorted({r.rung for r in records if r.rung}, key=lambda rung: place(rung, order))
-    rows = list(grouped(records, lambda r: (r.problem, r.dtype)).values())
-
-    def rung(name: str) -> Column:
-        return Column(
-            name or "PyTorch", lambda row: cells.microseconds(fastest(r for r in row if r.rung == name))
-        )
-
-    def winner(row: list[Record]) -> str:
-        found = fastest(row)
-        return f"{cells.who(found)} {found.layout}" if found else ""
-
-    shown = [
-        *columns("problem|dtype", lambda row: row[0]),
-        *map(rung, ("", *rungs)),
-        text("the fastest", winner),
-    ]
-    return Table(shown, rows, lambda row: row)
+    names, rows = ("", *rungs), []
+    for (problem, dtype), own in grouped(records, lambda r: (r.problem, r.dtype)).items():
+        best, winner = [fastest(r for r in own if r.rung == name) for name in names], fastest(own)
+        said = f"{cells.who(winner)} {winner.layout}" if winner else ""
+        rows.append((problem, dtype, *map(cells.microseconds, best), said, own))
+    heads = ("`problem", "dtype", *(f">{name or 'PyTorch'}" for name in names), "the fastest")
+    return Table.of("|".join(heads), rows)

@@ -12,9 +12,9 @@ from escalade_bench.layers import DIRECTIONS, SETS, WORKLOADS, Layer, Part, part
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Against, against_best
 from escalade_bench.report import cells, document
-from escalade_bench.report.compare import Cards, grouped, of, place
+from escalade_bench.report.compare import Cards, Verdict, grouped, of, place
 from escalade_bench.report.document import Heading, Item, origin
-from escalade_bench.report.table import Column, Table, text
+from escalade_bench.report.table import Table
 
 _TITLES = ("Forward", "Gradients of inputs", "Gradients of weights")
 _LEGEND = (
@@ -113,32 +113,33 @@ def _possible(direction: str, found: dict[tuple[str, str], list[Record]]) -> Ite
 def table(title: str, rows: Sequence[Row]) -> Table:
     """Layers beside their fastest peers."""
 
-    def of_floor(row: Row) -> str:
-        ours = row.ours
-        return f"{100 * ours.floor_us / ours.time:.1f}" if ours and ours.floor_us else ""
-
-    def note(row: Row) -> str:
-        pooled = "with its pool" if row.layer.operation == "stem" else ""
-        return "; ".join(filter(None, (pooled, row.note)))
-
-    shown = [
-        text("layer", lambda row: row.layer.problem.name, style="code"),
-        text("rung", lambda row: row.ours.rung if row.ours else "failed"),
-        Column("×", lambda row: str(row.layer.count)),
-        Column("µs", lambda row: cells.microseconds(row.ours)),
-        Column("TFLOP/s", lambda row: cells.whole(row.ours.tflops if row.ours else None)),
-        Column("% of floor", of_floor),
-        Column("peer's µs", lambda row: cells.microseconds(row.peer)),
-        text("best peer", lambda row: cells.peer(row.peer)),
-        Column("ratio", lambda row: cells.times(row.ratio)),
-        text("note", note),
-    ]
-    return Table(shown, rows, lambda row: filter(None, (row.ours, row.peer)), title)
+    found = []
+    for row in rows:
+        ours, layer, peer = row.ours, row.layer, row.peer
+        of_floor = f"{100 * ours.floor_us / ours.time:.1f}" if ours and ours.floor_us else ""
+        note = "; ".join(filter(None, ("with its pool" * (layer.operation == "stem"), row.note)))
+        took = cells.microseconds(ours), cells.whole(ours.tflops if ours else None), of_floor
+        theirs = cells.microseconds(peer), cells.peer(peer), cells.times(row.ratio)
+        rung = ours.rung if ours else "failed"
+        found.append((layer.problem.name, rung, layer.count, *took, *theirs, note, (ours, peer)))
+    heads = "`layer|rung|>×|>µs|>TFLOP/s|>% of floor|>peer's µs|best peer|>ratio|note"
+    return Table.of(heads, found, title)
 
 
 def page(cards: Cards) -> list[Item]:
     command = "escalade bench layers resnet50 --results results"
-    return document.page("Layers, measured", _LEGEND, map(_section, cards.values()), command)
+    return document.page("Layers, measured", _LEGEND, cards, _section, command, verdicts)
+
+
+def verdicts(records: Sequence[Record]) -> list[Verdict]:
+    found = []
+    for part, own in (one for direction in DIRECTIONS for one in measured(direction, records)):
+        ratios = {row.layer.problem.name: row.ratio for row in own if row.ratio}
+        wrong = [row.layer.problem.name for row in own if row.ours is None]
+        found.append(
+            Verdict(f"layers of {part.title}", ratios, {}, wrong, [row.ours for row in own if row.ours])
+        )
+    return found
 
 
 def _section(records: Sequence[Record]) -> Iterator[Item]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from escalade.ops import OPERATIONS
 from escalade_bench.evaluation import FEW
@@ -17,10 +18,10 @@ from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.peers.registry import TITLES
 from escalade_bench.report import cells, compare, document, plots
-from escalade_bench.report.compare import Cards, grouped, named, of, place
+from escalade_bench.report.compare import Cards, Compared, Verdict, grouped, named, of, place
 from escalade_bench.report.document import Heading, Item, Plot, origin
 from escalade_bench.report.pages import training
-from escalade_bench.report.table import Column, Table, columns, items, text
+from escalade_bench.report.table import Column, Table, columns
 
 PHASES = "_phases"
 COMPARED = {"": "Batches", "_score": "Anomaly scores"}
@@ -35,14 +36,27 @@ def names(records: Sequence[Record]) -> list[str]:
 
 
 def page(cards: Cards) -> list[Item]:
-    sections = (
-        part
-        for own in cards.values()
-        if names(own)
-        for part in ([Heading(2, own[0].gpu)], *(section(name, own) for name in names(own)))
-    )
     command = "escalade bench resnet18 --results results"
-    return document.page("Networks, measured", compare.LEGEND, sections, command)
+    return document.page("Networks, measured", compare.LEGEND, cards, _sections, command, verdicts)
+
+
+def _sections(own: Sequence[Record]) -> Iterator[Item]:
+    found = names(own)
+    yield from [Heading(2, own[0].gpu)] if found else []
+    for name in found:
+        yield from section(name, own)
+
+
+def by_name(
+    own: Sequence[Record], suffix: str = "", wanted: Sequence[str] = ()
+) -> Iterator[tuple[str, Compared]]:
+    """Yield the comparisons of networks, or of their training steps, by network, dtype and batch."""
+    for row in compare.compared(of(own, *(name + suffix for name in wanted or WORKLOADS))):
+        yield f"{row.ours.workload} {row.ours.dtype} b{row.ours.batch}", row
+
+
+def verdicts(own: Sequence[Record]) -> list[Verdict]:
+    return [Verdict.of(name, by_name(own, wanted=[name])) for name in names(own)]
 
 
 def section(name: str, records: Sequence[Record]) -> Iterator[Item]:
@@ -96,13 +110,13 @@ def _labeled_accuracy(records: Sequence[Record]) -> Table:
     """A row for each dtype, a column for each number of images; the first row is float64."""
     counts = sorted({r.batch for r in records})
     exact = {r.batch: r.note.removeprefix("float64: ") for r in records}
-    rows = [["float64", *(exact.get(count, "") for count in counts), "", records]]
+    rows: list[tuple[Any, ...]] = [("float64", *(exact.get(count, "") for count in counts), "", records)]
     for dtype, own in sorted(grouped(records, lambda r: r.dtype).items(), key=lambda item: place(item[0])):
         right = {r.batch: f"{r.accuracy:.4f}" + (" (wrong logits)" if r.failure else "") for r in own}
         worst = max((r.error for r in own if r.error is not None), default=None)
-        rows.append([dtype, *(right.get(count, "") for count in counts), cells.error(worst), own])
+        rows.append((dtype, *(right.get(count, "") for count in counts), cells.error(worst), own))
     heads = ("dtype", *(f"first {count:,} images" for count in counts), "error at the logits")
-    return Table(items(*heads), rows, lambda row: row[-1], "Fashion-MNIST: right answers")
+    return Table.of("|".join(heads), rows, "Fashion-MNIST: right answers")
 
 
 def phases(records: Sequence[Record]) -> Iterator[Table]:
@@ -137,21 +151,19 @@ def on_cpu(records: Sequence[Record]) -> Iterator[Table]:
     """The CPU's call, a replay on the GPU, and a call from host memory to it."""
     there = {(r.dtype, r.batch): r.wall_us for r in records if r.system == host.CPU}
     ours = sorted((r for r in records if not r.is_peer), key=lambda r: (place(r.dtype, host.DTYPES), r.batch))
-
-    def cpu_us(r: Record) -> float | None:
-        return there.get((r.dtype, r.batch))
-
-    shown = [
-        *columns("dtype|batch"),
-        Column("CPU, ms", lambda r: cells.milliseconds(cpu_us(r))),
-        Column("GPU, ms", lambda r: cells.milliseconds(r.median_us) or cells.reason(r)),
-        Column("speedup", lambda r: cells.quotient(cpu_us(r), r.median_us)),
-        Column("GPU, host to host, ms", lambda r: cells.milliseconds(r.wall_us)),
-        Column("speedup, host to host", lambda r: cells.quotient(cpu_us(r), r.wall_us)),
-        *columns("images/s|MiB on the GPU=MiB"),
-    ]
+    rows = [
+        (r.dtype, f"{r.batch:,}", cells.milliseconds(us), cells.milliseconds(r.median_us) or cells.reason(r),
+         cells.quotient(us, r.median_us), cells.milliseconds(r.wall_us), cells.quotient(us, r.wall_us),
+         cells.whole(r.images_per_s), cells.mebibytes(r.peak_bytes), [r])
+        for r in ours
+        for us in (there.get((r.dtype, r.batch)),)
+    ]  # fmt: skip
     note = next((r.note for r in records if r.is_peer), "")
-    yield Table(shown, ours, title="The CPU and the GPU", legend=f"CPU: {note}." if note else "")
+    yield Table.of(
+        "dtype|>batch|>CPU, ms|>GPU, ms|>speedup|>GPU, host to host, ms|>speedup, host to host|>images/s|"
+        ">MiB on the GPU",
+        rows, "The CPU and the GPU", legend=f"CPU: {note}." if note else "",
+    )  # fmt: skip
 
 
 def by_kind(records: Sequence[Record]) -> Iterator[Table]:
@@ -159,39 +171,35 @@ def by_kind(records: Sequence[Record]) -> Iterator[Table]:
     order = (*host.KINDS, host.OTHERS, host.TOTAL)
     found = grouped(records, lambda r: (place(r.dtype, host.DTYPES), place(r.rung, order), r.rung))
 
-    def us(row: Sequence[Record], peer: bool) -> float | None:
-        return next((r.wall_us if peer else r.median_us for r in row if r.is_peer == peer), None)
-
-    shown = [
-        *columns("dtype|layer=rung", lambda row: row[0]),
-        Column("CPU, ms", lambda row: cells.milliseconds(us(row, True))),
-        Column("GPU, ms", lambda row: cells.milliseconds(us(row, False))),
-        Column("speedup", lambda row: cells.quotient(us(row, True), us(row, False))),
-    ]
-    yield Table(shown, [found[key] for key in sorted(found)], lambda row: row, "One image, by kind of layer")
+    rows = []
+    for own in (found[key] for key in sorted(found)):
+        cpu = next((r.wall_us for r in own if r.is_peer), None)
+        gpu = next((r.median_us for r in own if not r.is_peer), None)
+        times = cells.milliseconds(cpu), cells.milliseconds(gpu), cells.quotient(cpu, gpu)
+        rows.append((own[0].dtype, cells.who(own[0]), *times, own))
+    yield Table.of("dtype|layer|>CPU, ms|>GPU, ms|>speedup", rows, "One image, by kind of layer")
 
 
 def evaluation(records: Sequence[Record]) -> Iterator[Table]:
     """Return the table of accuracy with real weights."""
 
-    def said(name: str, form: str) -> Column:
-        return Column(name, lambda r: "" if r.is_peer else cells.written(form, r.config.get(name)))
+    def said(r: Record, name: str, form: str) -> str:
+        return "" if r.is_peer else cells.written(form, r.config.get(name))
 
-    shown = [
-        text("system", lambda r: "PyTorch" if r.is_peer else "Escalade"),
-        *columns("dtype|images=batch"),
-        Column("top-1", lambda r: cells.written("{:.2%}", r.accuracy) or cells.reason(r)),
-        Column(f"top-{FEW}", lambda r: cells.written("{:.2%}", r.config.get("top5"))),
-        said("agreement", "{:.2%}"),
-        said("difference", "{:.2g}"),
-        *columns("error|allowed"),
-    ]
+    rows = [
+        ("PyTorch" if r.is_peer else "Escalade", r.dtype, f"{r.batch:,}",
+         cells.written("{:.2%}", r.accuracy) or cells.reason(r), cells.written("{:.2%}", r.config.get("top5")),
+         said(r, "agreement", "{:.2%}"), said(r, "difference", "{:.2g}"), cells.error(r.error),
+         cells.error(r.tolerance), [r])
+        for r in records
+    ]  # fmt: skip
     weights = ", ".join(sorted({f"`{r.config['weights']}`" for r in records if "weights" in r.config}))
     legend = (
         f"Weights: {weights}. *Agreement* is with the top-1 of PyTorch's fp32, *difference* the largest of a logit "
         "from PyTorch's, *error* that of all logits, relative to them."
     )
-    yield Table(shown, records, title="Right answers with real weights", legend=legend)
+    heads = f"system|dtype|>images|>top-1|>top-{FEW}|>agreement|>difference|>error|>allowed"
+    yield Table.of(heads, rows, "Right answers with real weights", legend=legend)
 
 
 STORAGES = {"fp32": ("fp32", "tf32"), "fp16": ("fp16",)}
@@ -224,13 +232,6 @@ def milliseconds(us: float) -> str:
     return f"{us / 1000:.3f} ms"
 
 
-OP_TIMES = [
-    Column("Op-Time 1", lambda v: milliseconds(v.first.time)),
-    Column("Op-Time 2", lambda v: milliseconds(v.second.time)),
-    Column("Sum of Op-Times", lambda v: milliseconds(v.sum)),
-]
-
-
 @dataclass(frozen=True)
 class OpTimes:
     """The variants of one table, PyTorch's first; `form` is what follows the convolutions, empty for nothing."""
@@ -244,9 +245,11 @@ class OpTimes:
     def table(self) -> Table:
         form = f" {self.form}" if self.form else ""
         title = f"Op times{form}, {self.storage} tensors, {self.batch:,} images"
-        return Table(
-            [text("Variant", lambda v: v.name), *OP_TIMES], self.variants, lambda v: v.records, title
+        rows = (
+            (v.name, *map(milliseconds, (v.first.time, v.second.time, v.sum)), v.records)
+            for v in self.variants
         )
+        return Table.of("Variant|>Op-Time 1|>Op-Time 2|>Sum of Op-Times", rows, title)
 
 
 def op_times(records: Sequence[Record]) -> Iterator[OpTimes]:

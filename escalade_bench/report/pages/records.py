@@ -143,28 +143,19 @@ def _seconds(record: Record) -> str:
 
 def calls_table(records: Sequence[Record], title: str = "") -> Table:
     """A row for each call, dtype and layout, without and with gradients."""
-    rows = list(grouped(records, lambda r: (r.problem, r.dtype, r.layout)).values())
-
-    def found(row: Sequence[Record], workload: str, system: str) -> Record | None:
-        return next((r for r in row if (r.workload, r.system) == (workload, system)), None)
-
-    def time(heading: str, workload: str, system: str) -> Column:
-        return Column(
-            heading, lambda row: cells.time_or_reason(found(row, workload, system), lambda r: r.median_us)
-        )
-
-    def over(heading: str, workload: str) -> Column:
-        def cell(row: Sequence[Record]) -> str:
-            ours, theirs = found(row, workload, "escalade"), found(row, workload, "torch")
-            return cells.quotient(theirs.median_us, ours.median_us) if ours and theirs else ""
-
-        return Column(heading, cell)
-
-    shown = columns("call=problem|dtype|layout", lambda row: row[0])
-    for workload, kind in ((FORWARD, ""), (WITH_GRADIENT, " with gradients")):
-        shown += [time(f"µs{kind}", workload, "escalade"), time(f"PyTorch's{kind}", workload, "torch")]
-        shown.append(over(f"ratio{kind}", workload))
-    return Table(shown, rows, lambda row: row, title)
+    heads, rows = ["call", "dtype", "layout"], []
+    for kind in ("", " with gradients"):
+        heads += [f">µs{kind}", f">PyTorch's{kind}", f">ratio over PyTorch's{kind}"]
+    for key, own in grouped(records, lambda r: (r.problem, r.dtype, r.layout)).items():
+        row = [*key]
+        for workload in (FORWARD, WITH_GRADIENT):
+            found = {r.system: r for r in own if r.workload == workload}
+            pair = found.get("escalade"), found.get("torch")
+            ours, theirs = (r.median_us if r else None for r in pair)
+            row += [cells.time_or_reason(r, lambda r: r.median_us) for r in pair]
+            row.append(cells.quotient(theirs, ours))
+        rows.append((*row, own))
+    return Table.of("|".join(heads), rows, title)
 
 
 def peers(records: Sequence[Record]) -> Table:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from escalade.engine.training.settings import GRAPH, TECHNIQUES
+from escalade.ops import OPERATIONS
+from escalade.terminal_text import counted
+from escalade_bench.campaign.networks import STEPS
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.step_variants import ABLATION, ALL, GROUPS, JOINT, NONE, ONLY, PAIRS, WITHOUT
+from escalade_bench.networks.plans import STEPS as SUFFIX
+from escalade_bench.networks.training_step import ABLATION, ALL, GROUPS, JOINT, NONE, ONLY, PAIRS, WITHOUT
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP, by_clock, on_device
-from escalade_bench.report import cells, compare
-from escalade_bench.report.compare import grouped, of
+from escalade_bench.report import cells, compare, document
+from escalade_bench.report.compare import Cards, grouped, of
 from escalade_bench.report.document import Heading, Item, not_measured, origin
-from escalade_bench.report.table import Column, Table, text
+from escalade_bench.report.table import Table, items
 
 _COMMAND = "escalade bench autoencoder --parts {} --results results"
 
@@ -77,29 +81,27 @@ def _techniques(found: dict[str, Record]) -> Table:
     def interplay(row: str) -> str:
         """The gain of two techniques together over the product of the gains that each has without the other."""
         first, joint, second = row.partition(JOINT)
-        gains = (
-            [gain(removed(row), other) for other in (removed(second), removed(first), whole)] if joint else []
-        )
-        return f"{(gains[2] or 0) / ((gains[0] or 1) * (gains[1] or 1)):.2f}" if joint and all(gains) else ""
+        others = (removed(second), removed(first), whole) if joint else ()
+        gains = [gain(removed(row), other) or 0.0 for other in others]
+        return f"{gains[2] / (gains[0] * gains[1]):.2f}" if gains and all(gains) else ""
 
     joint = [name.removeprefix(WITHOUT) for name in found if name.startswith(WITHOUT) and JOINT in name]
-    rows = [row for row in (ALL, NONE) if row in found] + [row for row in TECHNIQUES if changes(row)] + joint
-    columns = [
-        text("technique", lambda row: row, style="code"),
-        text("what it does", lambda row: TECHNIQUES.get(row, "")),
-        Column("alone: µs per call", lambda row: cells.time_or_reason(alone(row), by_clock)),
-        Column("faster than none", lambda row: cells.times(gain(none, alone(row)))),
-        Column("left out: µs per call", lambda row: cells.time_or_reason(removed(row), by_clock)),
-        Column("faster with it", lambda row: cells.times(gain(removed(row), whole))),
-        Column("interplay", interplay),
-    ]
+    names = [row for row in (ALL, NONE) if row in found] + [row for row in TECHNIQUES if changes(row)] + joint
     legend = (
         "*Interplay* is the gain of two techniques over the product of their gains: below 1 they do part of the same "
         "work, or hinder each other; above 1 one makes room for the other."
     )
-    return Table(
-        columns, rows, lambda row: filter(None, (alone(row), removed(row))), "", legend if joint else ""
+    heads = (
+        "`technique|what it does|>alone: µs per call|>faster than none|>left out: µs per call|>faster with it|"
+        ">interplay"
     )
+    rows = [
+        (name, TECHNIQUES.get(name, ""), cells.time_or_reason(alone(name), by_clock),
+         cells.times(gain(none, alone(name))), cells.time_or_reason(removed(name), by_clock),
+         cells.times(gain(removed(name), whole)), interplay(name), (alone(name), removed(name)))
+        for name in names
+    ]  # fmt: skip
+    return Table.of(heads, rows, legend=legend if joint else "")
 
 
 def gain(slow: Record | None, fast: Record | None) -> float | None:
@@ -111,22 +113,71 @@ def gain(slow: Record | None, fast: Record | None) -> float | None:
     return None
 
 
+def _over(base: Record | None, record: Record) -> str:
+    return cells.quotient(base.median_us, record.median_us) if base else ""
+
+
 def pair_tables(records: Sequence[Record]) -> Iterator[Table]:
     for (problem, dtype), own in grouped(records, lambda r: (r.problem, r.dtype)).items():
         found = {record.rung: record for record in own}
         rows = [
-            (title, name, found[name], found.get(ways[0]))
+            (title, name, cells.microseconds(r) or cells.reason(r), _over(found.get(ways[0]), r), [r])
             for title, ways in GROUPS.items()
             for name in ways
-            if name in found
+            if (r := found.get(name))
         ]
-        columns = [
-            text("what", lambda row: row[0]),
-            text("how", lambda row: row[1]),
-            Column("µs", lambda row: cells.microseconds(row[2]) or cells.reason(row[2])),
-            Column(
-                "faster than the first",
-                lambda row: cells.quotient(row[3] and row[3].median_us, row[2].median_us),
-            ),
-        ]
-        yield Table(columns, rows, lambda row: (row[2],), f"Pairs, {problem}, {dtype}")
+        yield Table.of("what|how|>µs|>faster than the first", rows, f"Pairs, {problem}, {dtype}")
+
+
+NETWORK, BATCH, DTYPE = STEPS
+COMMAND = f"escalade explain {NETWORK} --batch {BATCH} --dtype {DTYPE} --time"
+PAGE = f"{NETWORK}.md"
+_ABOUT = f"""The plan of ResNet-18 for a batch of {BATCH} in {DTYPE}: what each step computes, the rung that was chosen
+and why, the kernel's source under `escalade/kernels/`, and how far its time is from its floor, the least time that the
+card needs for the step's operations and bytes. `escalade explain {NETWORK}` shows such a plan for your own GPU;
+[engine.md](engine.md) explains how it is made."""
+
+
+def latest_run(records: Sequence[Record]) -> tuple[Record, list[Record]] | None:
+    """Return plan and steps of the newest run, without leftover steps of an older, longer plan."""
+    wanted = (NETWORK + SUFFIX, BATCH, DTYPE)
+    own = [record for record in records if (record.workload, record.batch, record.dtype) == wanted]
+    newest = max((record.date for record in own), default="")
+    run = [record for record in own if record.date == newest]
+    whole = [record for record in run if "number" not in record.config]
+    steps = sorted((r for r in run if "number" in r.config), key=lambda record: record.config["number"])
+    return (whole[0], steps) if whole and steps else None
+
+
+def step_page(cards: Cards) -> list[Item]:
+    return document.page("ResNet-18, step by step", _ABOUT, cards, _section, f"{COMMAND} --results results")
+
+
+def _section(records: Sequence[Record]) -> Iterator[Item]:
+    run = latest_run(records)
+    if run is None:
+        return
+    plan, steps = run
+    yield Heading(2, plan.gpu)
+    yield origin([plan, *steps])
+    alone = sum(step.median_us for step in steps if step.median_us is not None)
+    yield (
+        f"{counted(plan.config['steps'], 'step')}, {counted(plan.config['launches'], 'launch')}. "
+        f"In one go, as a call runs it, the plan "
+        f"takes **{cells.figure(plan.median_us)} µs**; its floor, the sum of the steps' floors, is "
+        f"{cells.figure(plan.floor_us)} µs. The steps timed by themselves, over warm caches, take "
+        f"{cells.figure(alone)} µs together; in the plan launches overlap, and each finds the caches as the step "
+        "before left them."
+    )
+
+    named = ("number", "source", "operation", "problem", "rung")
+    rows = [
+        (*(r.config[name] for name in named), ", ".join(r.config["kernels"]), r.config["why"], cells.microseconds(r),
+         cells.figure(r.floor_us), cells.over_floor(r), [r])
+        for r in steps
+    ]  # fmt: skip
+    yield Table.of("#|in the model|operation|`problem|rung|source|why|>µs|>floor, µs|>× floor", rows)
+    summaries = {(name, rung.name): rung.summary for name, one in OPERATIONS.items() for rung in one.ladder}
+    used = dict.fromkeys((step.config["operation"], step.config["rung"]) for step in steps)
+    rungs = [(*key, summaries[key]) for key in used if key in summaries]
+    yield Table(items("operation", "rung", "what it changes"), rungs, None, "The rungs", level=3)

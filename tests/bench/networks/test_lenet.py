@@ -13,18 +13,17 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.engine.capture.export import capture
-from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.ops import operation
 from escalade_bench.campaign.units import Session
 from escalade_bench.measure import records as store
-from escalade_bench.networks import fashion_mnist, lenet, op_times
-from escalade_bench.networks.judging import Standard, standard
-from escalade_bench.networks.lenet import LENET
-from escalade_bench.networks.workload import Setting, reference
+from escalade_bench.networks import data, op_times
+from escalade_bench.networks.judging import Standard
+from escalade_bench.networks.workload import Setting
+from escalade_bench.networks.workloads import LENET, OnClothes
 
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent
+CPU = torch.device("cpu")
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -38,10 +37,8 @@ def write_clothes(folder: pathlib.Path, count: int, compressed: bool) -> np.ndar
     images = np.random.default_rng(3).integers(0, 256, (count, 28, 28), dtype=np.uint8)
     labels = (np.arange(count) % 10).astype(np.uint8)
     headers = struct.pack(">4i", 2051, count, 28, 28), struct.pack(">2i", 2049, count)
-    for name, header, data in zip(
-        (fashion_mnist.IMAGES, fashion_mnist.LABELS), headers, (images, labels), strict=True
-    ):
-        content = header + data.tobytes()
+    for name, header, each in zip((data.IMAGES, data.LABELS), headers, (images, labels), strict=True):
+        content = header + each.tobytes()
         path = folder / (f"{name}.gz" if compressed else name)
         path.write_bytes(gzip.compress(content) if compressed else content)
     return images
@@ -51,7 +48,7 @@ def write_clothes(folder: pathlib.Path, count: int, compressed: bool) -> np.ndar
 def empty(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """The only folder to search for data."""
     monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
-    monkeypatch.setattr(fashion_mnist, "_PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(data, "_PACKAGED", tmp_path / "packaged")
     return tmp_path
 
 
@@ -60,23 +57,23 @@ def test_clothes_are_read_and_resized(
     empty: pathlib.Path, compressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = write_clothes(empty, 5, compressed)
-    found = fashion_mnist.clothes(4)
+    found = data.clothes(4)
     assert found is not None and found.images.dtype == torch.uint8
     assert found.images.shape == (4, 1, 86, 86) and found.labels.tolist() == [0, 1, 2, 3]
     middle = torch.from_numpy(small[:4, 7:21, 7:21].astype(np.float32)).mean()
     assert float(found.images[:, :, 22:64, 22:64].float().mean()) == pytest.approx(float(middle), rel=0.02)
-    monkeypatch.setattr(fashion_mnist, "COUNT", 4)
+    monkeypatch.setattr(data, "COUNT", 4)
     x = LENET.inputs(6)
     assert x.shape == (6, 1, 86, 86) and x.dtype == torch.float32 and torch.equal(x[:2], x[4:])
     with pytest.raises(UnsupportedError, match="5 images of .28, 28., and 6 of"):
-        fashion_mnist.clothes(6)
+        data.clothes(6)
 
 
 def test_broken_files_are_refused(empty: pathlib.Path) -> None:
     write_clothes(empty, 5, False)
-    (empty / fashion_mnist.IMAGES).write_bytes(b"\0" * 6000)
+    (empty / data.IMAGES).write_bytes(b"\0" * 6000)
     with pytest.raises(UnsupportedError, match="is not an IDX file"):
-        fashion_mnist.clothes(5)
+        data.clothes(5)
 
 
 def test_without_data_it_says_what_is_missing_and_measures_noise(empty: pathlib.Path) -> None:
@@ -84,7 +81,7 @@ def test_without_data_it_says_what_is_missing_and_measures_noise(empty: pathlib.
     result = bench("--parts", "accuracy,batches", "-b", "2", "--json", str(records))
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
-    assert f"{fashion_mnist.WEIGHTS}, {fashion_mnist.IMAGES}" in said and empty.name in said
+    assert f"{data.WEIGHTS}, {data.IMAGES}" in said and empty.name in said
     accuracy, batch = store.load(records)
     assert accuracy.workload == "lenet_accuracy" and accuracy.accuracy is None and accuracy.error is not None
     assert (batch.workload, batch.batch, batch.problem) == ("lenet", 2, "86_b2") and batch.wall_us
@@ -119,23 +116,20 @@ def test_op_times_ask_for_every_rung_and_for_tf32_where_there_is_no_fp32() -> No
 @pytest.mark.parametrize(("count", "right"), [(100, 0.860), (1_000, 0.887)])
 def test_it_knows_clothes(count: int, right: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESCALADE_DATA", str(DATA))
-    if fashion_mnist.missing():
-        where = ", ".join(map(str, fashion_mnist.folders()))
-        pytest.skip(
-            f"{', '.join(fashion_mnist.missing())}: not in {where}; ESCALADE_DATA names another folder"
-        )
-    found = fashion_mnist.clothes(count)
+    if absent := data.missing(data.WEIGHTS, data.IMAGES, data.LABELS):
+        pytest.skip(absent)
+    found = data.clothes(count)
     assert found is not None
-    model, x = LENET.model(), found.images.float()
-    expected = reference(model, x, 1_000)
-    engine = Engine(capture(model, (x[:2],)), "fp32", "cpu")
-    known = standard(model, x, "fp32", expected, 1_000)
-    (record,) = lenet.on_clothes(engine, x, found.labels, known, (count,))
+    setting = Setting.of(LENET, Session(CPU))
+    judged = OnClothes(setting, setting.model, found.images.float())
+    (record,) = judged.by_count(setting.engine("fp32"), found.labels, (count,))
     assert not record.failure and record.accuracy == pytest.approx(right, abs=1e-9)
     assert record.batch == count and record.note == f"float64: {right:.4f}"
 
 
-def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure() -> None:
+def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Three of four right, and two of the first two; float64 has all."""
     labels = torch.tensor([0, 1, 2, 3])
     exact = torch.eye(4, dtype=torch.float64)
@@ -143,13 +137,14 @@ def test_accuracy_is_the_share_of_right_answers_and_wrong_logits_are_a_failure()
     logits[3] = torch.tensor([1.0, 0.0, 0.0, 0.0])
 
     class Fake:
-        dtype = "fp32"
+        dtype, device = "fp32", CPU
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return logits.float()
 
-    known = Standard("fp32", (exact,), (1e-7,))
-    first, whole = lenet.on_clothes(Fake(), torch.zeros(4), labels, known, (2, 4))  # type: ignore[arg-type]
+    judged = OnClothes(Setting.of(LENET, Session(CPU)), torch.nn.Identity(), torch.zeros(4))
+    monkeypatch.setattr(judged, "standard", lambda dtype: Standard("fp32", (exact,), (1e-7,)))
+    first, whole = judged.by_count(Fake(), labels, (2, 4))  # type: ignore[arg-type]
     assert (first.accuracy, first.failure, first.problem) == (1.0, "", "fashion_mnist_n2")
     assert whole.accuracy == 0.75 and whole.failure and whole.note == "float64: 1.0000"
     assert whole.tolerance == pytest.approx(4e-7)

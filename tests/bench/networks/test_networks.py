@@ -24,10 +24,10 @@ from escalade_bench.campaign.units import Session
 from escalade_bench.measure import records as store
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import host, measurement, parts, workload
+from escalade_bench.networks.data import images
 from escalade_bench.networks.judging import PEERS, standard
-from escalade_bench.networks.resnets import images, resnet
 from escalade_bench.networks.workload import Setting, Workload, reference
-from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.networks.workloads import WORKLOADS, resnet
 from escalade_bench.peers import registry
 from escalade_bench.peers.network import NetworkPeer, Task, Unavailable, tensors
 from escalade_bench.report.plots import by_batch, save
@@ -235,12 +235,13 @@ def test_references_are_computed_once_for_all_batches(monkeypatch: pytest.Monkey
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
-    judged = parts.Accuracy(TINY, network, 3, SIZE, 1)
+    setting = Setting.of(TINY, Session(torch.device("cpu")), SIZE)
+    judged = parts.Accuracy(setting, network, TINY.inputs(3, SIZE, 1))
     record = judged.check(engine)
     assert not record.failure and record.error is not None and record.error < 1e-5
     clear = int(judged.clear.sum())
     assert f"on {clear} of {clear} images" in record.note
-    judged._expected = judged._expected.roll(1, dims=1)
+    judged.expected = judged.expected.roll(1, dims=1)
     clear = int(judged.clear.sum())
     assert judged.check(engine).failure and f"on 0 of {clear} images" in judged.check(engine).note
 

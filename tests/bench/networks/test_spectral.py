@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 from escalade import cli, models
 from escalade.engine import training_step
 from escalade_bench.measure import records as store
-from escalade_bench.networks import spectral
+from escalade_bench.networks import data
 from escalade_bench.networks.measurement import Case, compare
-from escalade_bench.networks.spectral import SPECTRAL
 from escalade_bench.networks.training_step import Training, escalade, exact, standard
+from escalade_bench.networks.workloads import SPECTRAL, fused
 from escalade_bench.peers import torch_training_step as peers
 from escalade_bench.peers.network import Task
 from escalade_bench.peers.torch_training_step import Lesson
 
 
 def test_frames_look_like_logarithmic_spectra() -> None:
-    x = SPECTRAL.inputs(2_000, seed=4).view(-1, spectral.FRAMES, spectral.BANDS)
+    x = SPECTRAL.inputs(2_000, seed=4).view(-1, data.FRAMES, data.BANDS)
     assert torch.equal(x.view(2_000, 320), SPECTRAL.inputs(2_000, seed=4))
     level, spread = x.mean((0, 1)), x.std((0, 1))
     assert float(level[0] - level[-1]) == pytest.approx(4, abs=0.2)
@@ -90,7 +90,7 @@ def test_steps_are_planned_for_all_batches_and_fit_a_gpu() -> None:
     part = SPECTRAL.parts["training-step"]
     assert {32, 64, 128, 256, 512, 2**20} <= set(part.batches)
     assert set(part.batches) <= set(SPECTRAL.batches)
-    model, batch = spectral.fused(SPECTRAL.model().train()), 512
+    model, batch = fused(SPECTRAL.model().train()), 512
     x = SPECTRAL.inputs(batch)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
     for dtype, itemsize in (("fp32", 4), ("fp16", 2)):

@@ -13,7 +13,7 @@ from escalade import models, training_step
 from escalade.engine.training.settings import TECHNIQUES
 from escalade.errors import UnsupportedError
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import step_variants
+from escalade_bench.networks import training_step as step_variants
 from escalade_bench.networks.measurement import Case
 from escalade_bench.networks.training_step import exact, made, standard
 from escalade_bench.peers.network import Task

@@ -14,7 +14,7 @@ from escalade_bench.campaign.units import Session
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import parts, streaming
 from escalade_bench.networks.judging import Standard
-from escalade_bench.networks.lenet import LENET
+from escalade_bench.networks.workloads import LENET
 from tests.bench.fake_cuda import Card
 
 BATCH, ITEM = 6, (1, 2, 2)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from escalade.engine.compiler import compile
-from escalade_bench.networks.planned import planned
+from escalade_bench.networks.plans import planned
 from tests.engine.nodes.test_operators import Call
 
 NORMS = [

@@ -14,7 +14,7 @@ from escalade.engine.engine import Engine
 from escalade.models import settle
 from escalade.ops.base.accuracy import relative_error
 from escalade_bench.networks.judging import MOST
-from escalade_bench.networks.planned import by_operator, planned, spelled
+from escalade_bench.networks.plans import by_operator, planned, spelled
 from tests.bench.coverage.networks import NETWORKS
 
 IN_PYTORCH = {
