@@ -38,4 +38,4 @@ def test_measuring_takes_a_gpu_and_a_time(
     given = ("measure", "ladder/relu", "--budget", "9m", "--results", str(tmp_path))
     assert "there is none" in said_by(*given, monkeypatch=monkeypatch, capsys=capsys)
     ran = run("measure", "ladder/relu", "--budget", "soon")
-    assert ran.exit_code == 2 and "is no time" in ran.output
+    assert ran.exit_code == 2 and "is not a duration" in ran.output
