@@ -157,7 +157,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def _own_estimates(request: pytest.FixtureRequest) -> Generator[None]:
-    """Forget estimated choices before and after a test that may patch what they depend on."""
+    """Clear the cache of estimated choices around a test that may patch what they depend on."""
     patches = "monkeypatch" in request.fixturenames
     if patches:
         estimated.cache_clear()
