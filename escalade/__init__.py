@@ -20,15 +20,9 @@ register_entry_point()
 def __getattr__(name: str) -> Any:
     """Import public names on first use: compiler processes and `--help` do not need PyTorch."""
     import importlib
-    import random
 
-    state = random.getstate()
-    try:
-        if name == "ops":
-            return importlib.import_module("escalade.ops")
-        if name in __all__:
-            return getattr(importlib.import_module("escalade.engine"), name)
-    finally:
-        # Importing Rich draws a random number, and the caller may have set a seed.
-        random.setstate(state)
+    if name == "ops":
+        return importlib.import_module("escalade.ops")
+    if name in __all__:
+        return getattr(importlib.import_module("escalade.engine"), name)
     raise AttributeError(f"module 'escalade' has no attribute {name!r}")

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import pathlib
-import secrets
 import stat
 import tempfile
 import warnings
@@ -159,7 +158,7 @@ def _replace(target: pathlib.Path, contents: bytes) -> None:
     before = target.stat() if target.exists() else None
     if before:
         _require_plain(target, before)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
     # 0666 minus the umask, as for any new file.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o666)
     try:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich import table
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-_LOG_WIDTH = 200
-"""Width in characters of text that is not for a terminal."""
 _UNLIMITED_WIDTH = 10_000  # characters; wider than any table, to measure columns without wrapping
-
-
-def as_text(renderable: ConsoleRenderable) -> str:
-    """Return what rich would print, as wide as the terminal."""
-    text = io.StringIO()
-    width = shutil.get_terminal_size((_LOG_WIDTH, 0)).columns
-    Console(file=text, width=width, color_system=None).print(renderable)
-    return text.getvalue()
 
 
 class Table(table.Table):

@@ -2,6 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import random
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
+_LOG_WIDTH = 200
+"""Width in characters of text that is not for a terminal."""
+
+
+@contextlib.contextmanager
+def rich_import() -> Iterator[None]:
+    """Restore Python's random generator: importing Rich draws a number, and the caller may have set a seed."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def as_text(renderable: ConsoleRenderable) -> str:
+    """Return what Rich would print, as wide as the terminal."""
+    with rich_import():
+        from rich.console import Console
+
+        text = io.StringIO()
+        width = shutil.get_terminal_size((_LOG_WIDTH, 0)).columns
+        Console(file=text, width=width, color_system=None).print(renderable)
+    return text.getvalue()
+
 
 def printable(text: object, keep: str = "") -> str:
     r"""Escape control and invisible characters (`\x1b`), except those in `keep`, such as newlines and tabs."""
@@ -10,6 +44,11 @@ def printable(text: object, keep: str = "") -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message; its type if it has none."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def counted(number: int, noun: str) -> str:

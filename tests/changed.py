@@ -4,7 +4,7 @@
 digest of launches and sources per rung, and a rung with another digest runs on all its problems and layouts.
 
 `python -m tests.changed` runs those rungs and writes their digests. Without it `make test` runs them again each time,
-at most `MOST` cases of each.
+about `MOST` cases per operation: rungs that change together, with a header that they include, are alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.golden.sources import digest, source_digest
 from tests.support import all_rungs, supported
 
 TRIED = pathlib.Path(__file__).with_name("tried.json")
-MOST = 20
+MOST, LEAST = 20, 4
+"""Cases of all changed rungs of an operation together, and the fewest of one rung."""
 
 
 def key(operation: Operation[Any], rung: Rung[Any]) -> str:
@@ -54,6 +55,11 @@ def changed(operation: Operation[Any]) -> Iterator[Rung[Any]]:
     for rung in operation.ladder:
         if tried.get(key(operation, rung)) != digest_of(operation, rung):
             yield rung
+
+
+def most(rungs: int) -> int:
+    """Return the number of cases to run of each of `rungs` changed rungs of an operation."""
+    return max(LEAST, MOST // rungs)
 
 
 def failure(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> str:

@@ -22,6 +22,7 @@ import torch.fx.config
 from escalade import subprocesses
 from escalade.device.twin import building
 from escalade.errors import EscaladeError
+from escalade.ops.choose.choice import estimated
 from tests.support import Sample, of_the_day
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -152,6 +153,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         report.sections.append(("seed", f"repeat with: pytest {_repeated(item.config)} '{item.nodeid}'"))
     return report
+
+
+@pytest.fixture(autouse=True)
+def _own_estimates(request: pytest.FixtureRequest) -> Generator[None]:
+    """Clear the cache of estimated choices around a test that may patch what they depend on."""
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        estimated.cache_clear()
+    yield
+    if patches:
+        estimated.cache_clear()
 
 
 @pytest.fixture

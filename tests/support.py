@@ -29,6 +29,7 @@ def all_rungs() -> list[tuple[Operation[Any], Rung[Any]]]:
     return [(operation, rung) for operation in OPERATIONS.values() for rung in operation.ladder]
 
 
+@cache  # a problem is checked when it is made
 def variants(operation: Operation[Any], problem: Any) -> list[Any]:
     """The problem in every dtype and layout."""
     return [

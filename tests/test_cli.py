@@ -239,8 +239,11 @@ print(*sys.modules.keys() - with_torch)
 LATE = {
     "PIL",
     "cuda.bindings",
+    "escalade.engine.training",
+    "escalade.models",
     "jinja2",
     "matplotlib",
+    "rich",
     "sympy",
     "torch._dynamo",
     "torch._inductor",

@@ -69,9 +69,13 @@ LATE_MODULES = {
         for name in (*COMMANDS.keys() - {"cache", "doctor"}, "options")
     },
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
+    "escalade.engine": "inference does without training steps",
+    "escalade.engine.calibration_report": "few programs print tables, and Rich takes a tenth of all imports",
     "escalade.engine.capture.export": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.engine.capture.joint": "as AOTAutograd, it takes seconds to load",
     "escalade.engine.capture.trace": "torch.export takes seconds to load, and most models are captured without it",
+    "escalade.engine.programs": "few models come from files, whose readers import ours and safetensors",
+    "escalade.engine.step_table": "few programs print tables, and Rich takes a tenth of all imports",
 }
 """Modules that import others of the package inside functions, and why."""
 LATE_PACKAGES = {
@@ -79,6 +83,7 @@ LATE_PACKAGES = {
     "cuda": "CUDA's bindings load the driver's libraries, which a machine without a GPU has not got",
     "jax": "it need not be installed",
     "matplotlib": "it takes a second to load",
+    "rich": "few programs print tables or progress bars, and it takes a tenth of all imports",
     "onnx": "an extra, which only ONNX files need",
     "torch._dynamo": "it takes seconds to load",
     "torch._functorch": "it loads torch._dynamo",

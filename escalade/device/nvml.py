@@ -6,7 +6,6 @@ A card that is too hot or reaches its power limit lowers its clock, which makes 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from escalade.device.gpu import pci_bus_id
@@ -80,7 +80,7 @@ def summarize_states(states: Sequence[GpuState]) -> GpuConditions | None:
         return [value for state in states if (value := getattr(state, name)) is not None]
 
     def median(name: str) -> float | None:
-        return statistics.median(found) if (found := known(name)) else None
+        return float(np.median(found)) if (found := known(name)) else None
 
     seen = 0
     for state in states:
@@ -156,7 +156,7 @@ class LoadMonitor:
     def load(self) -> GpuLoad:
         def median(place: int) -> float | None:
             known = [value for sample in self._samples if (value := sample[place]) is not None]
-            return statistics.median(known) if known else None
+            return float(np.median(known)) if known else None
 
         incoming, outgoing = median(1), median(2)
         return GpuLoad(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -293,14 +292,14 @@ def _settled(values: Sequence[float]) -> bool:
     if len(values) < _LEAST_SAMPLES:
         return False
     spread = percentile(values, 75) - percentile(values, 25)
-    return 1.57 * spread / math.sqrt(len(values)) < _PRECISION * statistics.median(values)
+    return 1.57 * spread / math.sqrt(len(values)) < _PRECISION * percentile(values, 50)
 
 
 def summarize(
     values: Sequence[float], how: str, note: str = "", conditions: GpuConditions | None = None
 ) -> Timing:
     low, high = percentile(values, 20), percentile(values, 80)
-    return Timing(statistics.median(values), low, high, len(values), how, note, conditions)
+    return Timing(percentile(values, 50), low, high, len(values), how, note, conditions)
 
 
 class WallSampler:

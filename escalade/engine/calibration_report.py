@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-
-from rich.console import Console, ConsoleOptions, RenderResult
+from typing import TYPE_CHECKING
 
 from escalade.engine.graph.graph import Graph
-from escalade.narrow_tables import Table, as_text
+from escalade.terminal_text import as_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class CalibrationReport:
         return json.dumps(asdict(self), indent=2)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from escalade.narrow_tables import Table
+
         table = Table(title=f"calibration for {self.dtype}")
         for column in (
             "layer",

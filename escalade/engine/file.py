@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -73,7 +72,7 @@ def write(
         **({_ARTIFACTS_KEY: artifacts_json} if artifacts_json else {}),
         "sha256": _digest(text, dtype, tensors, artifacts_json),
     }
-    temporary = target.with_name(f".escalade-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".escalade-{os.urandom(8).hex()}")
     try:
         if target.exists() and not target.is_file():
             raise FileError(f"{path} cannot be written: it exists and is not a regular file")

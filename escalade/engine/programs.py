@@ -14,17 +14,17 @@ import torch
 from escalade.engine.capture.muted_logs import muted
 from escalade.engine.graph.aten import RANDOM_UNLESS
 from escalade.errors import UnsupportedError
-from escalade.models.folder import CONFIG, read_folder
-from escalade.models.onnx_import.reader import SUFFIX as ONNX_SUFFIX
-from escalade.models.onnx_import.reader import read_onnx
-from escalade.models.weight_files import first_line
+from escalade.terminal_text import first_line
 
 logger = logging.getLogger("escalade")
 
 SUFFIX = ".pt2"
+ONNX_SUFFIX = ".onnx"
 SUFFIXES = (SUFFIX, ONNX_SUFFIX)
 """Suffixes of the files that models are read from."""
-MODEL_FILES = f"a {SUFFIX} file from torch.export, an {ONNX_SUFFIX} file, a folder with {CONFIG} and weights"
+MODEL_FILES = (
+    f"a {SUFFIX} file from torch.export, an {ONNX_SUFFIX} file, a folder with config.json and weights"
+)
 """Files that models are read from, to complete a sentence with."""
 _STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """Operators that compute batch statistics if this argument is true, and use running statistics otherwise."""
@@ -58,9 +58,13 @@ def read_model(path: str | os.PathLike[str]) -> ModelFile:
     if file.suffix == SUFFIX:
         return of_program(read_program(file))
     if file.suffix == ONNX_SUFFIX:
+        from escalade.models.onnx_import.reader import read_onnx
+
         read = read_onnx(file)
         return ModelFile(read.module, read.example, {})
     if file.is_dir():
+        from escalade.models.folder import read_folder
+
         model, x = read_folder(file)
         return ModelFile(model, (x,), {})
     raise UnsupportedError(

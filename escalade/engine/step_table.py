@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape as escape_html
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.text import Text
+from escalade.terminal_text import as_text
 
-from escalade.narrow_tables import Table, as_text
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 Columns = Mapping[str, Callable[[Any], str]]
 """The cells of a step by column head."""
@@ -46,6 +45,11 @@ class StepTable:
         return as_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.markup import escape
+        from rich.text import Text
+
+        from escalade.narrow_tables import Table
+
         texts, figures = self._columns(options.max_width)
         table = Table(title=escape(self._heading), title_justify="left")
         table.add_column("#", justify="right")

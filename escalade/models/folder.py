@@ -13,8 +13,8 @@ from torch import nn
 
 from escalade import parsing
 from escalade.errors import UnsupportedError
-from escalade.models.weight_files import first_line, load_weights, read_tensors
-from escalade.terminal_text import printable
+from escalade.models.weight_files import load_weights, read_tensors
+from escalade.terminal_text import first_line, printable
 
 CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import first_line, printable
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 _COUNTER = "num_batches_tracked"
@@ -58,11 +58,6 @@ def _reason(error: Exception) -> str:
             "the file; save model.state_dict() instead"
         )
     return first_line(error)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message; its type if it has none."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor], title: str) -> None:

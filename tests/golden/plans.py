@@ -8,7 +8,6 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from escalade.errors import EscaladeError
 from escalade.models.registry import MODELS, model
 from escalade.ops import Config, Operation, Rung
 from escalade.ops.base.card import H200
-from escalade.ops.choose import choice
 from escalade_bench.zoo import layers, varied
 from tests.golden.store import Line
 
@@ -85,7 +83,6 @@ def _of_all_torchvision() -> list[str]:
 def collect(task: str, known: Sequence[str] = ()) -> list[Line]:
     """Return one line per step of a task's plans, and one per plan."""
     torch.manual_seed(0)
-    _remember_estimates()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,7 +94,6 @@ def collect(task: str, known: Sequence[str] = ()) -> list[Line]:
 def choices(task: str) -> list[tuple[Operation[Any], Rung[Any], Any, Config]]:
     """Return the operation, rung, problem and config of every kernel in the plans of a task, without duplicates."""
     torch.manual_seed(0)
-    _remember_estimates()
     found: dict[tuple[Any, ...], None] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -114,14 +110,6 @@ def choices(task: str) -> list[tuple[Operation[Any], Rung[Any], Any, Config]]:
 
 def _plans(task: str) -> Iterator[tuple[str, Plan]]:
     return _training(task) if task.startswith("training/") else _inference(task)
-
-
-def _remember_estimates() -> None:
-    """Estimate each rung and problem once per process: networks share many, and estimates are half of planning."""
-    for name in ("_form", "_best"):
-        function = getattr(choice, name)
-        if not hasattr(function, "cache_info"):
-            setattr(choice, name, lru_cache(None)(function))
 
 
 def _inference(task: str) -> Iterator[tuple[str, Plan]]:

@@ -54,17 +54,17 @@ def _inlined(name: str, reading: Callable[[str], str], included: set[str], depth
         yield "#endif"
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield lines without comments, with continued lines joined, and runs of whitespace outside strings as one
+@cache  # most sources include the same headers
+def _lines(text: str) -> tuple[str, ...]:
+    """Return lines without comments, with continued lines joined, and runs of whitespace outside strings as one
     space."""
     bare = _COMMENT_OR_TEXT.sub(
         lambda found: " " if found[0][0] == "/" else found[0], text.replace("\\\n", " ")
     )
-    for line in bare.splitlines():
-        if stripped := _spaced(line).strip():
-            yield stripped
+    return tuple(stripped for line in bare.splitlines() if (stripped := _spaced(line).strip()))
 
 
+@cache
 def _spaced(line: str) -> str:
     """Collapse whitespace outside strings; next to brackets, commas and semicolons of code, remove it."""
     is_directive = line.lstrip().startswith("#")

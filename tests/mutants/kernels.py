@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LADDERS = "tests/ops/test_ladders.py"
+LADDERS, CHANGED = "tests/ops/test_ladders.py", "tests/ops/test_changed.py"
 
 
 def _of(file: str, name: str, old: str, new: str, operation: str = "") -> Mutant:
-    """A mutant of a kernel, run by the tests of its operation and by those of every rung."""
+    """A mutant of a kernel, run by the tests of its operation and by those of rungs that have changed."""
     operation = operation or file.split("/")[0]
     return Mutant(
-        f"kernels/{name}", f"escalade/kernels/{file}", old, new, (f"tests/ops/{operation}", LADDERS),
-        f"(test_ladders and {operation} and (right or merge)) or test_{operation}",
+        f"kernels/{name}", f"escalade/kernels/{file}", old, new, (f"tests/ops/{operation}", LADDERS, CHANGED),
+        f"(test_changed and {operation}) or (test_ladders and {operation} and merge) or test_{operation}",
     )  # fmt: skip
 
 
 def _direct(name: str, old: str, new: str) -> Mutant:
-    tests = ("tests/ops/conv2d/rungs/test_direct.py", LADDERS)
-    chosen = "test_direct or (right and conv2d-direct) or (foot and conv2d)"
+    tests = ("tests/ops/conv2d/rungs/test_direct.py", LADDERS, CHANGED)
+    chosen = "test_direct or (test_changed and conv2d) or (foot and conv2d)"
     return Mutant(f"kernels/{name}", "escalade/kernels/conv2d/direct.cu", old, new, tests, chosen)
 
 

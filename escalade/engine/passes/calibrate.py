@@ -9,15 +9,13 @@ from itertools import islice
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from escalade.engine.graph.graph import KEPT, Batch, CalibratedValue, Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
-from escalade.terminal_text import counted
+from escalade.terminal_text import counted, rich_import
 
 BINS = 2048
 PERCENTILE = 0.9999
@@ -182,8 +180,12 @@ def checked_batches(
 
 def tracked(items: Iterable[Any], what: str, total: int | None, progress: bool) -> Iterable[Any]:
     """Return the items, with a progress bar on stderr if `progress` is set."""
-    console = Console(stderr=True)
-    return track(items, what, total, console=console, transient=True) if progress else items
+    if not progress:
+        return items
+    with rich_import():
+        from rich.console import Console
+        from rich.progress import track
+    return track(items, what, total, console=Console(stderr=True), transient=True)
 
 
 def histograms(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[str, Histogram]:

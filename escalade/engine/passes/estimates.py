@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from escalade.engine.graph.forms import STORAGE, Form
@@ -12,7 +12,7 @@ from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.problem import Problem, traffic
+from escalade.ops.base.problem import traffic
 from escalade.ops.choose.choice import Choice, estimated
 
 BANDWIDTH_REACHED = 0.7
@@ -38,14 +38,10 @@ class Estimates:
 
     card: Card
     avoid: frozenset[str] = frozenset()
-    _chosen: dict[tuple[str, Problem], Choice] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(self, lowered: Lowered) -> Choice:
         """Return the rung with the least estimate."""
-        key = lowered.operation.name, lowered.problem
-        if key not in self._chosen:  # networks repeat their layers
-            self._chosen[key] = estimated(lowered.operation, lowered.problem, self.card, self.avoid)
-        return self._chosen[key]
+        return estimated(lowered.operation, lowered.problem, self.card, self.avoid)
 
     def us(self, choice: Choice) -> float:
         """Return the time of a step; for a rung without a cost model, by its memory traffic."""

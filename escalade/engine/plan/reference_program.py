@@ -27,7 +27,17 @@ class ReferenceProgram:
         self.plan = plan
         self._constant_cache = constants
         self._constants = self._widened_constants()
-        self.inputs = self._inputs()
+        own = plan.graph.constants
+        self._steps = [
+            (
+                step,
+                {role: self._constants[step.constant(role)] for role, name in inputs.items() if name in own},
+            )
+            for step in plan.steps
+            for inputs in [step.node.inputs]
+        ]
+        """Each step with the constants that it reads, by role."""
+        self.inputs = tuple(self._buffer(entry.name) for entry in plan.graph.inputs)
         self.outputs = tuple(self._buffer(name) for name in plan.graph.outputs)
 
     @property
@@ -45,9 +55,9 @@ class ReferenceProgram:
                 entry.name: tensor.float() if getattr(torch, entry.dtype).is_floating_point else tensor
                 for entry, tensor in zip(graph.inputs, inputs, strict=True)
             }
-            for step in self.plan.steps:
+            for step, constants in self._steps:
                 read = {
-                    role: self._constants[step.constant(role)] if name in graph.constants else values[name]
+                    role: constants[role] if role in constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
                 result = compute(step.node, read, _HOST)
@@ -60,7 +70,7 @@ class ReferenceProgram:
             ]
 
     def call(self, tensors: Tensors, out: OutTensors = None) -> list[torch.Tensor]:
-        inputs = self._inputs()
+        inputs = list(map(torch.empty_like, self.inputs))
         for buffer, tensor in zip(inputs, tensors, strict=True):
             buffer.copy_(tensor.detach())
         results = self._results(inputs)
@@ -68,7 +78,13 @@ class ReferenceProgram:
             return copy_into(out, results)
         names = self.plan.graph.outputs
         # PyTorch's results may have other strides than the plan's.
-        own = copy_into([self._buffer(name) for name in names], results)
+        own = copy_into(
+            [
+                output if name in self.plan.graph.constants else torch.empty_like(output)
+                for name, output in zip(names, self.outputs, strict=True)
+            ],
+            results,
+        )
         return [
             result.to(dtype, copy=name in self.plan.graph.constants)
             for name, result, dtype in zip(names, own, self.plan.output_dtypes, strict=True)
@@ -84,9 +100,6 @@ class ReferenceProgram:
             for entry in self.plan.constants
             for tensor in [self._constant_cache.get(entry, self.plan.graph)]
         }
-
-    def _inputs(self) -> tuple[torch.Tensor, ...]:
-        return tuple(self._buffer(entry.name) for entry in self.plan.graph.inputs)
 
     def _buffer(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:

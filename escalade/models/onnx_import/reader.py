@@ -17,8 +17,7 @@ from escalade.models.onnx_import import elementwise
 from escalade.models.onnx_import import layers as layers  # registers its operators, as shapes does
 from escalade.models.onnx_import import shapes as shapes
 from escalade.models.onnx_import.operators import OPERATORS, OnnxNode
-from escalade.models.weight_files import first_line
-from escalade.terminal_text import printable
+from escalade.terminal_text import first_line, printable
 
 SUFFIX = ".onnx"
 OPSETS = (13, 23)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from escalade.device.recipe import KernelCall, Recipe
@@ -13,6 +14,9 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem, traffic
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.table import Table, tables_for
+
+REMEMBERED = 4096
+"""Estimated choices to keep: a network has tens to hundreds, for each batch size and card."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ def choose(
     return _from_tables(operation, problem, card, avoid, tables) or estimated(operation, problem, card, avoid)
 
 
+@lru_cache(REMEMBERED)
 def estimated(
     operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str] = frozenset()
 ) -> Choice:
-    """Return the expected fastest choice on a card, without measurements.
+    """Return the expected fastest choice on a card, without measurements; it depends on nothing but the arguments.
 
     Preferred rungs compete by estimate, in order, up to the first without one. That rung is taken only if no earlier
     one supports the problem.

@@ -137,6 +137,7 @@ def operations(steps: list[PlanStep]) -> list[str]:
     return [step.lowered.operation.name if step.lowered else "PyTorch" for step in steps]
 
 
+@pytest.mark.share(3)
 @torch.no_grad()
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

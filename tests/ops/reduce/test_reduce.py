@@ -74,6 +74,7 @@ def test_few_results_are_shared_by_blocks() -> None:
     assert config["row_threads"] < 32 and config["splits"] == 1
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kind", ["sum", "var"])
 @pytest.mark.parametrize(("batch", "reduced"), [(37, 64), (300, 24), (19, 100), (5, 1000)])
 def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, seed: int) -> None:
