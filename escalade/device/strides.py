@@ -99,7 +99,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return _share_bytes(*kinds[0], *kinds[1], distance)
 
 
-def is_apart(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
+def is_disjoint(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     """Return True if the tensor's storage shares no bytes with these: it may be written while they are read.
 
     Storages are compared by address range: NumPy views of one array are storages of their own in the same memory.

@@ -16,7 +16,7 @@ from escalade.engine.graph.graph import KEPT, Graph
 from escalade.engine.nodes.convert import FakeQuantize
 from escalade.engine.nodes.signature import is_real
 from escalade.engine.passes.calibrate import METHODS, checked_batches, histograms, tracked
-from escalade.engine.passes.quantize import is_kept
+from escalade.engine.passes.quantize import comes_from
 from escalade.engine.passes.sensitivity import Sensitivity
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import QUANTIZED
@@ -71,7 +71,7 @@ class Calibration:
         """Give a captured graph the ranges of its fused form, with those that the model carries."""
         kept = [layer for layers in self.keep.values() for layer in layers]
         for layer in kept:
-            if not any(is_kept(node, [layer]) for node in fused):
+            if not any(comes_from(node, [layer]) for node in fused):
                 raise UnsupportedError(f"keep names {layer!r}, which is not a layer that the engine computes")
         batches: list[list[torch.Tensor]] = []
         if isinstance(self.batches, str | os.PathLike):
@@ -103,7 +103,7 @@ class Calibration:
         graph.calibrated = {
             name: replace(seen, cost=costs.get(name)) for name, seen in graph.calibrated.items()
         }
-        kept = trial.kept_for(self.accuracy, costs)
+        kept = trial.layers_to_keep(self.accuracy, costs)
         graph.ranges = {**graph.ranges, **{KEPT + layer: 0.0 for layer in kept}}
 
 

@@ -13,7 +13,7 @@ import torch
 
 from escalade.device.run import Executable
 from escalade.device.streams import StreamMarker
-from escalade.device.strides import is_apart
+from escalade.device.strides import is_disjoint
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.constants import ConstantCache
@@ -246,7 +246,7 @@ class DirectCalls:
                     results.append(output.allocate())
             else:
                 for output, tensor in zip(self._outputs, out, strict=True):
-                    results.append(output.bind(tensor) if is_apart(tensor, tensors) else output.allocate())
+                    results.append(output.bind(tensor) if is_disjoint(tensor, tensors) else output.allocate())
             for output in self._scratch:
                 alive.append(output.allocate())
             if self._current_stream(self._index) not in self._streams:

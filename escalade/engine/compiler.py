@@ -93,8 +93,8 @@ def compile(
             dropped first.
         sizes: Image sizes (rows, columns) to plan ahead; default is the example's.
         batches: Batch sizes to plan ahead, each with every one of `sizes`; default is the example's.
-        deterministic: Make each item's result bitwise identical in every batch and at every run. Batches are computed
-            in pieces of the example's batch size, the last one padded.
+        deterministic: Make each item's result bitwise identical in every batch and at every run. Every call is split
+            into batches of the example's size, the last one padded.
 
     Returns:
         An engine, called like the model.
@@ -294,7 +294,7 @@ def load(
             untrusted sources.
         buffers: As for `compile`.
         memory: As for `compile`.
-        fixed_batch: Make the engine deterministic: every batch is computed in pieces of this size.
+        fixed_batch: Make the engine deterministic: every batch is split into batches of this size.
 
     Raises:
         FileError: The file cannot be read, is damaged, or holds no network.

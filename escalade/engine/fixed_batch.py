@@ -1,4 +1,4 @@
-"""Deterministic calls: every batch is split into pieces of one size and computed by the same plan.
+"""Deterministic calls: every batch is split into batches of one size, computed by the same plan.
 
 An item's result then does not depend on the batch it is in.
 """
@@ -54,7 +54,7 @@ class FixedBatchCalls:
         self._calls.repack()
 
     def _piece(self, tensor: torch.Tensor, times: int, first: int) -> torch.Tensor:
-        """Return the piece that starts at item `first`; inputs without a batch are shared by all pieces."""
+        """Return the inputs of the batch that starts at item `first`; inputs without a batch are shared."""
         if not times:
             return tensor
         found = tensor[first * times : (first + self._size) * times]

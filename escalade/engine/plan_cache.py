@@ -98,14 +98,14 @@ class PlanCache:
 
     def of(self, tensors: Sequence[torch.Tensor], signature: InputSignature | None = None) -> CachedPlan:
         """Return the plan for these inputs, creating it if necessary; later calls find it by `signature`."""
-        if self._settings.fixed_batch is not None and not self._has_piece_size(tensors):
-            return self._for_pieces(tensors, self._settings.fixed_batch)
+        if self._settings.fixed_batch is not None and not self._has_fixed_batch(tensors):
+            return self._fixed_batch_calls(tensors, self._settings.fixed_batch)
         return self._for_whole_batch(tensors, signature)
 
     def _for_whole_batch(
         self, tensors: Sequence[torch.Tensor], signature: InputSignature | None = None
     ) -> CachedPlan:
-        """Return the plan for the whole batch, not split into pieces."""
+        """Return the plan for the whole batch, not split."""
         key = _key(tensors)
         found = self.cached.get(key)
         if found is None:
@@ -121,15 +121,15 @@ class PlanCache:
                     self.by_signature[signature] = GuardedPlan(found, FAST_PATHS.guard(tensors))
         return found
 
-    def _has_piece_size(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _has_fixed_batch(self, tensors: Sequence[torch.Tensor]) -> bool:
         return any(
             tensor.shape[0] == first.times * (self._settings.fixed_batch or 0)
             for entry, tensor in zip(self.networks.first.captured.inputs, tensors, strict=False)
             if tensor.dim() and entry.shape and isinstance(first := entry.shape[0], Batch)
         )
 
-    def _for_pieces(self, tensors: Sequence[torch.Tensor], size: int) -> CachedPlan:
-        """Return calls that split a batch into pieces of `size`."""
+    def _fixed_batch_calls(self, tensors: Sequence[torch.Tensor], size: int) -> CachedPlan:
+        """Return calls that split a batch into batches of `size`."""
         with self._planning:
             network, batch = self.networks.of(tensors)
         if not batch:

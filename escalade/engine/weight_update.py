@@ -137,7 +137,7 @@ def weight_update(
         update.add_constants(made_for.graph, again)
         for name in made_for.graph.constants:
             for cache in caches:
-                for old, new in cache.converted_again(made_for.graph, name, again):
+                for old, new in cache.reconvert(made_for.graph, name, again):
                     update.add(name, old, new)
     return update
 
@@ -187,8 +187,8 @@ def _require_same(old: Graph, new: Graph) -> None:
         return
     changed = [node for node in (*new, *old) if old.nodes.get(node.name) != new.nodes.get(node.name)]
     raise UnsupportedError(
-        f"the plan of {_place(changed)} depends on the values of its weights (numbers that are all equal or zero, or "
-        "that exceed a type's range, are compiled into kernels); compile the model again"
+        f"the plan of {_layer_name(changed)} depends on the values of its weights (numbers that are all equal or zero, "
+        "or that exceed a type's range, are compiled into kernels); compile the model again"
     )
 
 
@@ -197,5 +197,5 @@ def _structure(graph: Graph) -> Any:
     return graph.inputs, graph.outputs, constants
 
 
-def _place(nodes: Sequence[Node]) -> str:
+def _layer_name(nodes: Sequence[Node]) -> str:
     return next((node.source or node.name for node in nodes), "the network")

@@ -31,7 +31,7 @@ def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
     ctx.save_for_backward(x, weight, output if relu else None)
 
 
-def _kept_of_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _saved_for_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the settings, the presence of bias and residual, which gradients are Escalade's (of x, and of the weights
     without and with that of the bias), and the memory format of gradients."""
     x, weight, bias, residual, stride, padding, dilation, groups, _, tf32, _ = inputs
@@ -105,7 +105,7 @@ def _gradient_of_reconstruction(
     return difference.to(x.dtype)
 
 
-def _kept_of_images(last: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _saved_for_images(last: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the size of x, True if it is NHWC, and the settings without the `last` arguments."""
     x, *settings = inputs
     return tuple(x.shape[2:]), layout_of(x) == "nhwc", tuple(settings[:-last])
@@ -188,17 +188,17 @@ def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any
 
 def register() -> None:
     """Register the gradients of operators that other modules define."""
-    define_gradient("conv2d", _setup_conv2d, _conv2d_backward, kept=_kept_of_conv2d)
+    define_gradient("conv2d", _setup_conv2d, _conv2d_backward, kept=_saved_for_conv2d)
     define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward, first_alone=True)
-    define_gradient("avg_pool2d", None, _avg_pool2d_backward, kept=partial(_kept_of_images, 1))
+    define_gradient("avg_pool2d", None, _avg_pool2d_backward, kept=partial(_saved_for_images, 1))
     define_gradient("adaptive_avg_pool2d", _setup_adaptive_avg_pool2d, _adaptive_avg_pool2d_backward)
-    define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward, kept=partial(_kept_of_images, 1))
+    define_gradient("max_pool2d", _setup_max_pool2d, _max_pool2d_backward, kept=partial(_saved_for_images, 1))
     define_gradient(
         "max_pool2d_with_places",
         _setup_max_pool2d_with_places,
         _max_pool2d_with_places_backward,
-        kept=partial(_kept_of_images, 2),
+        kept=partial(_saved_for_images, 2),
         first_alone=True,
     )
     define_gradient("mlp", _setup_mlp, _mlp_backward)
-    define_gradient("upsample2d", None, _upsample2d_backward, kept=partial(_kept_of_images, 1))
+    define_gradient("upsample2d", None, _upsample2d_backward, kept=partial(_saved_for_images, 1))

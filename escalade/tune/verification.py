@@ -88,7 +88,7 @@ class VerificationCase:
         self.operation = operation
         self.device = device
         self.problem = replace(problem, layout=operation.layouts[0])
-        _require_room(self.problem, device)
+        _require_memory(self.problem, device)
         self.inputs = operation.inputs(self.problem, device, seed)
         self.expected = operation.reference(self.problem, self.inputs)
         self.further = operation.extra_references(self.problem, self.inputs)
@@ -190,7 +190,7 @@ class VerificationCase:
         return poison(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
 
 
-def _require_room(problem: Any, device: torch.device) -> None:
+def _require_memory(problem: Any, device: torch.device) -> None:
     """Raise OutOfMemory if the float64 reference does not fit into host memory; for GPUs, PyTorch raises."""
     if device.type == "cpu":
         exact = problem.bytes * torch.float64.itemsize // ELEMENT_BYTES[problem.dtype]
@@ -337,7 +337,7 @@ def jobs(
     """
     if card is None:
         for problem in problems or ():
-            _require_room(problem, device)
+            _require_memory(problem, device)
     chosen = tuple(operation.ladder.rung(name) for name in rungs) if rungs else tuple(operation.ladder)
     return [
         job

@@ -194,7 +194,7 @@ def test_ranges_in_a_file(network: Network, batches: list[torch.Tensor], tmp_pat
     refused("of version 1", version=2)
     refused("has ranges for int8, not for fp8", dtype="fp8")
     refused("which this network does not have", values=[{**first, "name": "other"}])
-    refused("no number of at least 0", values=[{**first, "range": -1.0}])
+    refused("is not a number >= 0", values=[{**first, "range": -1.0}])
     with pytest.raises(UnsupportedError, match="holds no ranges"):
         compiled(network, tmp_path / "missing.json")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.device.strides import is_apart
+from escalade.device.strides import is_disjoint
 from escalade.engine import compile
 from escalade.engine.plan import stepwise
 from escalade.errors import UnsupportedError
@@ -58,7 +58,7 @@ def test_out_in_memory_of_the_input_that_numpy_shares() -> None:
     engine = compile(model, (torch.ones(32),), device="twin")
     x, out = torch.from_numpy(array[:32]), torch.from_numpy(array[4:36])
     expected = model(x)
-    assert not is_apart(out, [x]) and is_apart(
+    assert not is_disjoint(out, [x]) and is_disjoint(
         out, [torch.ones(32)]
     )  # the order of a kernel decides whether it shows
     torch.testing.assert_close(engine(x, out=out), expected)

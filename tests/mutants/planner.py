@@ -145,14 +145,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "planner/results-over-the-inputs-they-are-of",
         PLAN + "kernel_program.py",
-        "if is_apart(wanted[name], tensors) else each.allocate()",
+        "if is_disjoint(wanted[name], tensors) else each.allocate()",
         "",
         ("tests/engine/test_calls.py",),
     ),
     Mutant(
         "planner/results-over-inputs-in-direct-calls",
         "escalade/engine/calls.py",
-        "output.bind(tensor) if is_apart(tensor, tensors) else output.allocate()",
+        "output.bind(tensor) if is_disjoint(tensor, tensors) else output.allocate()",
         "output.bind(tensor)",
         ("tests/engine/test_calls.py",),
     ),

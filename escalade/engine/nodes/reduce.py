@@ -121,9 +121,9 @@ class Reduce(Operator):
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
             relu=False,
         )  # fmt: skip
-        return known if graph.typed or _are_adjacent(known, rank) else self._match_apart(known, graph)
+        return known if graph.typed or _are_adjacent(known, rank) else self._match_nonadjacent(known, graph)
 
-    def _match_apart(self, node: Node, graph: Graph) -> Node:
+    def _match_nonadjacent(self, node: Node, graph: Graph) -> Node:
         """Return a reduction of dimensions that are not adjacent in memory: they are moved behind the others first."""
         x, dims = node.inputs["x"], node.attributes["dims"]
         shape = graph.shape_of(x)

@@ -74,7 +74,7 @@ def layer_names(node: Node) -> list[str]:
     return [source.strip() for source in (node.source or node.name).split(",")]
 
 
-def is_kept(node: Node, layers: Iterable[str]) -> bool:
+def comes_from(node: Node, layers: Iterable[str]) -> bool:
     """Return True if a node comes from one of these layers of the model, or from inside one."""
     sources = layer_names(node)
     return any(source == layer or source.startswith(f"{layer}.") for layer in layers for source in sources)
@@ -236,7 +236,7 @@ class _Quantization:
         return (
             bool(weights)
             and (self.only is None or node.name in self.only)
-            and not is_kept(node, self.kept)
+            and not comes_from(node, self.kept)
             and all(size % CHANNEL_UNIT == 0 for size in sizes)
             and measured <= self.ranges.keys()
         )

@@ -72,7 +72,7 @@ class Sensitivity:
         ]
         return min(means, default=1.0)
 
-    def kept_for(self, accuracy: float, costs: Mapping[str, float]) -> tuple[str, ...]:
+    def layers_to_keep(self, accuracy: float, costs: Mapping[str, float]) -> tuple[str, ...]:
         """Return the shortest prefix of the costliest layers whose exclusion reaches this agreement."""
         order = list(
             dict.fromkeys(self.layers[name] for name in sorted(costs, key=costs.__getitem__, reverse=True))

@@ -145,10 +145,8 @@ class ConstantCache:
                 made[entry.form] = aligned(self._make(entry, graph)).detach()
             return made[entry.form]
 
-    def converted_again(
-        self, old: Graph, name: str, new: Graph
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield each form of a constant that is in use, with what it is in another graph of the same structure."""
+    def reconvert(self, old: Graph, name: str, new: Graph) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each form of a constant in use, with its value in another graph of the same structure."""
         with self._lock:
             made = dict(self._made.get(old.constants[name], {}))
         for form, tensor in made.items():

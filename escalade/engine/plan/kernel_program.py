@@ -11,7 +11,7 @@ from escalade.device.arguments import BufferPointers
 from escalade.device.cuda import CudaLaunch
 from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode, KernelGraph
 from escalade.device.run import Executable
-from escalade.device.strides import is_apart
+from escalade.device.strides import is_disjoint
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.io_binding import InputBinding, LaunchPointers, OutputBinding
 from escalade.engine.plan.kernels import PlanKernels, report_out_of_memory
@@ -138,7 +138,7 @@ class KernelProgram(PlanKernels):
             return bound_inputs, {name: each.allocate() for name, each in self._outputs.items()}
         wanted = dict(zip(self.plan.graph.outputs, out, strict=True))
         return bound_inputs, {
-            name: each.bind(wanted[name]) if is_apart(wanted[name], tensors) else each.allocate()
+            name: each.bind(wanted[name]) if is_disjoint(wanted[name], tensors) else each.allocate()
             for name, each in self._outputs.items()
         }
 

@@ -13,7 +13,7 @@ import torch
 
 from escalade.device.packing import PreparedRecipe
 from escalade.device.recipe import Recipe
-from escalade.device.strides import is_apart
+from escalade.device.strides import is_disjoint
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.evaluate import own_arithmetic
@@ -138,7 +138,7 @@ class StepwiseProgram:
         if out is not None:
             results = [self._output(name, values) for name in plan.graph.outputs]
             # A result that is a view of an input must be read before another result overwrites that input.
-            return copy_into(out, [one if is_apart(one, out) else one.clone() for one in results])
+            return copy_into(out, [one if is_disjoint(one, out) else one.clone() for one in results])
         # Callers may write to results: these must not share memory with inputs, weights or each other.
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []

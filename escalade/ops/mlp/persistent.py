@@ -133,7 +133,7 @@ class PersistentPlan:
         return 4 * (self.staged_floats + self.shape.teams * self.team_floats)
 
     @property
-    def has_room_for_two_steps(self) -> bool:
+    def fits_two_steps(self) -> bool:
         """True if registers allow two steps; rows at irregular distances need two each."""
         return all(
             layout.tile.registers(2) + (0 if layout.regular else 2 * layout.tile.rows + 16)
@@ -259,7 +259,7 @@ class Persistent(ChainRung[PersistentConfig]):
             PersistentConfig(one.shape.teams, one.shape.threads, one.shape.items, unroll, gelu)
             for gelu in gelu_forms(problem.dtype)
             for one in _offered(problem.layers, problem.batch, self.card)[:_MOST_CONFIGS]
-            for unroll in ((2, 1) if one.has_room_for_two_steps and problem.dtype == "fp32" else (1,))
+            for unroll in ((2, 1) if one.fits_two_steps and problem.dtype == "fp32" else (1,))
         )
 
     def recipe(self, problem: MlpProblem, config: PersistentConfig) -> Recipe:

@@ -31,7 +31,7 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
             barrier_init(full + 8 * stage, 1);
             barrier_init(empty + 8 * stage, mistake == FREED_BY_ONE_WARP ? 1 : 4);
         }
-        if (mistake == INITIALISED_TWICE) barrier_init(full, 1);
+        if (mistake == INITIALIZED_TWICE) barrier_init(full, 1);
         if (mistake == FENCED_BY_PROXY) fence_async_proxy();
         else if (mistake != NO_INIT_FENCE) fence_barrier_init();
     }
@@ -117,9 +117,9 @@ extern "C" __global__ void product(__grid_constant__ const TensorMap a, __grid_c
 IN_FLIGHT = "in flight"
 STILL_READ = "still has to read"
 MISTAKES = {
-    "INITIALISED_TWICE": "where an mbarrier is in use",
+    "INITIALIZED_TWICE": "where an mbarrier is in use",
     "NO_INIT_FENCE": "no fence.mbarrier_init or fence.proxy.async",
-    "NO_BARRIER_AFTER_INIT": "nothing orders it after the barrier's initialisation|no mbarrier was initialised",
+    "NO_BARRIER_AFTER_INIT": "nothing orders it after the barrier's initialization|no mbarrier was initialized",
     "WRITTEN_BEFORE_LOAD": "writes .* asynchronously, which thread 64 .* without a proxy fence",
     "UNEVEN_REGISTERS": "of a warpgroup hold",
     "TOO_MANY_REGISTERS": "the warps want",
@@ -319,12 +319,12 @@ extern "C" __global__ void exchange(const float4* x, float4* pushed, float4* rea
 }
 """
 CLUSTER_MISTAKES = {
-    "NO_INIT_FENCE": "of another block, and nothing orders it after the barrier's initialisation",
+    "NO_INIT_FENCE": "of another block, and nothing orders it after the barrier's initialization",
     "NO_CLUSTER_BARRIER": "which need not have started",
     "RELAXED": "race",
     "READ_AFTER_LEAVING": "none of its threads waited|have returned",
     "ARRIVAL_AFTER_LEAVING": "none of its threads waited|have returned",
-    "PUSH_NOT_WAITED_FOR": "none of its threads waited|before its st.async has come",
+    "PUSH_NOT_WAITED_FOR": "none of its threads waited|before its st.async has arrived",
 }
 CLUSTER_NAMES = ("NONE", *CLUSTER_MISTAKES, "RELAXED_FOR_BARRIERS")
 
@@ -400,7 +400,7 @@ def test_named_barriers_of_whole_warps(numbers: tuple[int, ...]) -> None:
         ((100, 1, 100, 2, 28, 1), "whole warps of 32"),
         ((128, 1, 160, 1, 160, 1), "the block has 128 threads"),
         ((32, 1, 32, 1, 96, 1), "used with|nothing orders the two"),
-        ((64, 1, 64, 1, 64, 1), "nothing orders the two|more threads come to it than it counts"),
+        ((64, 1, 64, 1, 64, 1), "nothing orders the two|more threads arrive at it than it counts"),
         ((64, 1, 128, 1, -128, 2), "a second time|nothing orders the two"),
     ],
     ids=["id", "count", "more than there are", "two counts", "two groups", "arrives ahead"],

@@ -133,12 +133,12 @@ __global__ void in_a_template(const float* x, float* y, int way) { body<SIZE>(x,
 extern "C" __global__ void kernel(const float* x, float* y, int way) { in_a_template<128>(x, y, way); }
 """
 TRIPS = (
-    r"comes to this __syncthreads \d times, and thread \d+ of block \(0, 0, 0\), which has returned, .*: "
+    r"arrives at this __syncthreads \d times, and thread \d+ of block \(0, 0, 0\), which has returned, .*: "
     "not all threads of the block make the same number of trips"
 )
-AROUND = "does after the .* what thread .* did without it: not all threads that it waits for come to it"
-TOGETHER = "of the warp wait in .*: all lanes that a mask names come to one call"
-CROWDED = "more than the {} threads that it counts come to it|more threads come to it than it counts"
+AROUND = "does after the .* what thread .* did without it: not all threads that it waits for arrive at it"
+TOGETHER = "of the warp wait in .*: all lanes that a mask names arrive at one call"
+CROWDED = "more than the {} threads that it counts arrive at it|more threads arrive at it than it counts"
 WAYS = {
     "SAME_TRIPS": ("", ""),
     "MORE_TRIPS": (TRIPS, "// of the trips"),
@@ -148,8 +148,8 @@ WAYS = {
     "NAMED": ("", ""),
     "TOO_MANY_AT_A_NAMED_BARRIER": (CROWDED.format(96), "// too few"),
     "TWO_GROUPS_AT_A_NAMED_BARRIER": (CROWDED.format(64), "// for half of them"),
-    "HALVES_OF_WARPS_AT_A_NAMED_BARRIER": ("deadlock.* 64 of 64 threads have come", "// of whole warps"),
-    "LANES_AT_TWO_CALLS": ("it counts whole warps, whose lanes come to it together", "// the other lanes'"),
+    "HALVES_OF_WARPS_AT_A_NAMED_BARRIER": ("deadlock.* 64 of 64 threads have arrived", "// of whole warps"),
+    "LANES_AT_TWO_CALLS": ("it counts whole warps, whose lanes arrive at it together", "// the other lanes'"),
     "MASKED": ("", ""),
     "SHUFFLE_OF_HALF": (AROUND, "// of the whole warp"),
     "VOTE_OF_HALF": (AROUND, "// a vote"),
@@ -159,8 +159,8 @@ WAYS = {
     "SHUFFLES_IN_ONE_LINE": (TOGETHER, "// one line"),
     "WARP_BARRIER_THEN_ANOTHER": (TOGETHER, "// later"),
     "HELPER_OF_HALF": (TOGETHER, "sum_of_pair(float"),
-    "SHUFFLES_BY_TRIPS": ("comes to this __shfl_sync 2 times, and thread .* once", "// by trips"),
-    "OTHER_MASKS": ("with mask ffffffff, to which thread .* came with mask 0000ffff", "// two masks"),
+    "SHUFFLES_BY_TRIPS": ("arrives at this __shfl_sync 2 times, and thread .* once", "// by trips"),
+    "OTHER_MASKS": ("with mask ffffffff, where thread .* arrived with mask 0000ffff", "// two masks"),
     "PRODUCT_OF_HALF": ("mma by lanes 0000ffff: the others have returned", "// of half a warp"),
     "MATRICES_OF_HALF": ("by lanes 0000ffff: the others have returned", "// rows"),
 }

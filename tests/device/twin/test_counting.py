@@ -93,7 +93,7 @@ def test_sectors_of_global_memory_and_turns_of_the_banks(stride: int, sectors: i
         ([lane % 8 for lane in range(32)], 4, 2),
         ([2 * lane for lane in range(32)], 8, 4),
     ],
-    ids=("neighbours", "one", "pairs", "again", "every second"),
+    ids=("neighbors", "one", "pairs", "again", "every second"),
 )
 def test_lanes_with_8_or_16_bytes_take_turns(order: Sequence[int], quarters: int, halves: int) -> None:
     """Requests by halves and quarters of a warp, or twice as wide if pairs of lanes access the same."""

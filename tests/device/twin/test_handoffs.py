@@ -22,14 +22,14 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
     __shared__ __align__(1024) float buffer[2][32 * 32];
     __shared__ u64 barriers[6];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // Two for the arrivals of one thread, two for a warp's, one for two warps'; the last is never initialised.
+    // Two for the arrivals of one thread, two for a warp's, one for two warps'; the last is never initialized.
     const u32 copied = shared_address(barriers), also = copied + 8, one = copied + 16, two = copied + 24,
               both = copied + 32, nothing = copied + 40;
     const auto load = [&](int which, u32 bar) { tma_load_3d(shared_address(buffer[which]), map, bar, 0, 0, 0); };
     if (threadIdx.x == 0) {
         barrier_init(copied, 1), barrier_init(also, 1);
         barrier_init(one, 32), barrier_init(two, 32), barrier_init(both, 64);
-        if (way == INITIALISED_AGAIN) barrier_init(one, 32);
+        if (way == INITIALIZED_AGAIN) barrier_init(one, 32);
         fence_barrier_init();
     }
     if (warp < 2 && way < COPY) buffer[0][threadIdx.x] = x[threadIdx.x];
@@ -97,7 +97,7 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
         case TOO_MANY_ARRIVE:
             if (threadIdx.x == 0) barrier_expect(copied, 16), barrier_arrive(copied);
             break;
-        case NEVER_INITIALISED:
+        case NEVER_INITIALIZED:
             if (warp == 0) barrier_arrive(nothing);
             break;
         case OVERWRITTEN:
@@ -168,7 +168,7 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
 """
 PENDING = "in flight|nothing wrote"
 WAYS = {
-    "INITIALISED_AGAIN": "where an mbarrier is in use",
+    "INITIALIZED_AGAIN": "where an mbarrier is in use",
     "STORE_WAIT_LOAD": "",
     "STORE_LOAD": "race",
     "LOAD_WAIT_STORE": "",
@@ -188,7 +188,7 @@ WAYS = {
     "TWO_WAIT_FOR_EACH_OTHER": "deadlock",
     "TOO_FEW_ARRIVE": "deadlock",
     "TOO_MANY_ARRIVE": "more arrivals",
-    "NEVER_INITIALISED": "no mbarrier was initialised",
+    "NEVER_INITIALIZED": "no mbarrier was initialized",
     "OVERWRITTEN": "overwritten",
     "COPY": "",
     "COPY_NOT_WAITED_FOR": PENDING,

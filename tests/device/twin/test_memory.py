@@ -26,7 +26,7 @@ extern "C" __global__ void copy(const float* x, float* y, int from, int to) {
 """
 
 
-def _neighbours() -> tuple[torch.Tensor, torch.Tensor]:
+def _neighbors() -> tuple[torch.Tensor, torch.Tensor]:
     """Two adjacent buffers: the second begins where the first ends."""
     room = torch.arange(128.0)
     return room[:64], room[64:]
@@ -51,7 +51,7 @@ def _neighbours() -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_an_overrun_into_the_next_buffer_is_reported(start: tuple[int, int], expected: str) -> None:
-    x, y = _neighbours()
+    x, y = _neighbors()
     before = torch.cat((x, y))
     assert expected in report_of(COPY, "copy", 1, 64, (x, y, *start))
     assert torch.equal(torch.cat((x, y)), before)
@@ -215,11 +215,11 @@ BYTE_BUGS = {
         "tile+36, which",
     ),
     "no barrier": (("__syncthreads();", ""), ""),
-    "a read of a byte whose neighbour was written later": (
+    "a read of a byte whose neighbor was written later": (
         ("__syncthreads();", "if (i == 40) y[64] = tile[0]; __syncthreads();"),
         "race: reads shared tile+0, which thread 0 of block (0, 0, 0) wrote",
     ),
-    "a write of a byte whose neighbour was read later": (
+    "a write of a byte whose neighbor was read later": (
         ("y[i] = tile[i ^ 1];", "y[i] = tile[i]; if (i == 40) tile[0] = 1;"),
         "race: writes shared tile+0, which thread 0 of block (0, 0, 0) read",
     ),

@@ -63,7 +63,7 @@ BUGS = {
         ("ones[i] = 1.f", "ones[i + 40] = 1.f"),
         "past the end of ones",
     ),
-    "uninitialised shared memory": (
+    "uninitialized shared memory": (
         ("ones[i] = 1.f;", "if (i) ones[i] = 1.f;"),
         "ones+0, which nothing wrote",
     ),
@@ -120,7 +120,7 @@ def test_threads_at_different_barriers_are_seen_without_checks() -> None:
         source, ("__syncwarp();", "if (i >= 32) named_barrier_sync(1, 64);"), ("ptx.cuh", "hopper.cuh")
     )
     for order in ORDERS[:2]:
-        with pytest.raises(TwinError, match=r"deadlock: nothing can run[\s\S]*32 of 64 threads have come"):
+        with pytest.raises(TwinError, match=r"deadlock: nothing can run[\s\S]*32 of 64 threads have arrived"):
             launch(build(source, "kernel"), 1, 64, _tensors(), order=order)
 
 

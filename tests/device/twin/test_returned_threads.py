@@ -73,14 +73,14 @@ def test_skipping_a_barrier_is_distinguished_from_returning_before_it(order: Ord
     launch(build(planted(AROUND, ("RETURN", "return")), "around", checks=True), 1, 96, values, order=order)
     report = report_of(planted(AROUND, ("RETURN", "break")), "around", 1, 96, values, order=order)
     assert (
-        "not all threads of the block come to that barrier" in report
+        "not all threads of the block arrive at that barrier" in report
         and "__syncthreads of kernel.cu:7" in report
     )
 
 
 def test_a_barrier_with_a_number_of_threads_waits_for_them() -> None:
     counted = planted(LEAVING, (WAITING, "if (i >= stay) return;\n    named_barrier_sync(1, 128);"))
-    with pytest.raises(TwinError, match=r"threads 0-63 wait at .*64 of 128 threads have come"):
+    with pytest.raises(TwinError, match=r"threads 0-63 wait at .*64 of 128 threads have arrived"):
         launch(build(counted, "leaving"), 1, 128, (torch.randn(128), torch.zeros(128), 64, 32))
 
 

@@ -1,5 +1,5 @@
-// The arithmetic that CUDA offers without a header. Fast approximations (__expf and its like) are computed
-// exactly: what depends on their error cannot be seen here.
+// CUDA's arithmetic that needs no header. Fast approximations (__expf and similar) are computed exactly, so the effects
+// of their error do not show here.
 #pragma once
 
 #include "language.h"
@@ -28,7 +28,7 @@ TWIN_STORE(__stwt)
 
 // ------------------------------------------------------------------ integers
 
-// Mixed signs go to unsigned, as CUDA's overloads do.
+// Mixed signedness converts to unsigned, as in CUDA's overloads.
 template <class A, class B>
     requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
 constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
@@ -75,7 +75,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     for (int i = 0; i < 4; ++i) {
         const unsigned choice = selector >> 4 * i & 15;
         unsigned byte = unsigned(bytes >> 8 * (choice & 7)) & 255;
-        if (choice & 8) byte = byte & 128 ? 255 : 0;  // the sign, spread
+        if (choice & 8) byte = byte & 128 ? 255 : 0;  // the sign, replicated
         result |= byte << 8 * i;
     }
     return result;

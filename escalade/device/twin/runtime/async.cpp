@@ -145,7 +145,7 @@ void units::exit_thread(Thread& thread) {
     const bool last = ++block.exited == machine->launch->block_threads();
     if (checking()) block.left.join(thread.clock);
     if (last && !block.pushes.empty())
-        fail(block.pushes.begin()->second.where, "the block has returned before its st.async has come");
+        fail(block.pushes.begin()->second.where, "the block has returned before its st.async has arrived");
     for (const auto& [slot, visit] : block.visits)
         if (last && !block.left.knows(slot, visit.count))
             fail(visit.where, "the block has returned, and none of its threads waited for what happens here in its shared "

@@ -6,12 +6,12 @@
 
 namespace twin {
 
-void atomic_access(void* address, unsigned bytes, Scope scope, Where where);  // told to the checks
+void atomic_access(void* address, unsigned bytes, Scope scope, Where where);  // reported to the checks
 
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// change(old) is stored in one step; returns what was there. Works on the bits, so that any small type will do.
+// Stores change(old) atomically; returns the old value. Works on bits, so that any small type will do.
 template <class T, class Change>
 __attribute__((no_sanitize("thread"), no_sanitize_coverage, noinline)) T atomic_update(T* address, Change change, Scope scope, Where where) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
@@ -31,7 +31,7 @@ __attribute__((no_sanitize("thread"), no_sanitize_coverage, noinline)) T atomic_
     return old;
 }
 
-// The second parameter takes no part in deduction: `atomicAdd(&counter, 1)` with an unsigned counter is CUDA.
+// The second parameter is not deduced: `atomicAdd(&counter, 1)` with an unsigned counter is valid CUDA.
 template <class T>
 using Same = std::type_identity_t<T>;
 

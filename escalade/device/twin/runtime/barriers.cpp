@@ -65,12 +65,12 @@ std::string gathering_state(const Waiting& waiting) {
     int come = barrier.whole ? barrier.arrived : 0;
     for (const auto& warp : barrier.warps) come += __builtin_popcount(warp.lanes);
     const char* parts = come > barrier.arrived ? ", of some warps not all" : "";
-    return text("%d of %d threads have come%s", come, barrier.expected, parts);
+    return text("%d of %d threads have arrived%s", come, barrier.expected, parts);
 }
 
 std::string meeting_state(const Waiting& waiting) {
     auto& meeting = *static_cast<const Meeting*>(waiting.object);
-    return text("lanes %08x of mask %08x have come", meeting.arrived, waiting.detail);
+    return text("lanes %08x of mask %08x have arrived", meeting.arrived, waiting.detail);
 }
 
 bool same(Where a, Where b) { return a.line == b.line && a.file == b.file; }
@@ -120,14 +120,14 @@ void check_round(Gathering& barrier, int id, bool waits, Where where) {
     barrier.visitors.resize(threads);
     Gathering::Visitor& own = barrier.visitors[number];
     if (own.came == barrier.round)
-        fail(where, "comes to barrier %d a second time, before it has opened", id);
+        fail(where, "arrives at barrier %d a second time, before it has opened", id);
     const uint32_t before = barrier.round - 1;
     const unsigned first = self()->slot - number;
     for (unsigned other = 0; before && own.waited != before && other < threads; ++other)
         if (barrier.visitors[other].came == before && other != number
             && !self()->clock.knows(first + other, barrier.visitors[other].count))
             fail(where, "barrier %d, at which thread %u was in the round before, and nothing orders the two: more than "
-                 "the %d threads that it counts come to it, or several groups share it", id, other, barrier.expected);
+                 "the %d threads that it counts arrive at it, or several groups share it", id, other, barrier.expected);
     own = {barrier.round, waits ? barrier.round : own.waited, self()->clock.at[self()->slot]};
 }
 
@@ -139,7 +139,7 @@ void arrive_in_warp(Gathering& barrier, int id, Where where) {
         const bool apart = !same(arrival.where, where), other_way = !apart && by_other_calls(arrival.path);
         if (apart || other_way)
             fail_at(place(where), text("barrier %d, while lanes %08x of the warp are in the call at %s: it counts whole "
-                                       "warps, whose lanes come to it together", id, arrival.lanes,
+                                       "warps, whose lanes arrive at it together", id, arrival.lanes,
                                        place(arrival.where).c_str()) + (other_way ? ways(arrival.calls) : ""));
     }
     if (!arrival.lanes) arrival.path = self()->path, arrival.calls = self()->calls;
@@ -203,7 +203,7 @@ void check_trips(const Gathering& barrier, const Block& block) {
         const auto& visits = block.visits.at(comer.path);
         for (const Thread& other : machine->threads)
             if (other.owner == &block && other.done && visits[other.number] && visits[other.number] < visits[comer.number])
-                fail_at(place(barrier.where), text("comes to this __syncthreads %s, and %s, which has returned, %s: not all "
+                fail_at(place(barrier.where), text("arrives at this __syncthreads %s, and %s, which has returned, %s: not all "
                                                    "threads of the block make the same number of trips",
                                                    times(visits[comer.number]).c_str(), name(other).c_str(),
                                                    times(visits[other.number]).c_str()), &comer);
@@ -222,7 +222,7 @@ void check_warps(const Gathering& barrier) {
         come += arrival.lanes ? 32 : 0;
         if (come > barrier.expected)
             fail(barrier.where, "a named barrier that counts %d threads opens while lanes %08x of warp %u are in it at %s: "
-                 "more threads come to it than it counts", barrier.expected, arrival.lanes, warp,
+                 "more threads arrive at it than it counts", barrier.expected, arrival.lanes, warp,
                  place(arrival.where).c_str());
     }
 }
@@ -265,8 +265,8 @@ void wait::block_arrive(int id, int threads, Where where) {
 
 namespace {
 
-// Checks the returned lanes that a collective does not wait for. One that took part before has left a loop too early,
-// or used another mask. For one that never took part, what the others do next decides: see checks::check_bypass.
+// Checks the returned lanes that a collective does not wait for. One that participated before has left a loop too
+// early, or used another mask. For one that never participated, later accesses decide: see checks::check_bypass.
 void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
     const unsigned first_slot = self()->slot - self()->number % 32;
     auto& by_path = self()->owner->warps[self()->number / 32].visits;
@@ -287,11 +287,11 @@ void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
         if (!visits.count[lane]) {
             bypass->without.push_back(&other);
         } else if (visits.mask[lane] != mask) {
-            fail_at(place(meeting.where), text("%s with mask %08x, to which %s came with mask %08x", meeting.operation, mask,
+            fail_at(place(meeting.where), text("%s with mask %08x, where %s arrived with mask %08x", meeting.operation, mask,
                                                name(other).c_str(), visits.mask[lane]),
                     &machine->threads[first_slot + comer]);
         } else if (visits.count[lane] < visits.count[comer]) {
-            fail_at(place(meeting.where), text("comes to this %s %s, and %s, which its mask %08x names and which has "
+            fail_at(place(meeting.where), text("arrives at this %s %s, and %s, which its mask %08x names and which has "
                                                "returned, %s", meeting.operation, times(visits.count[comer]).c_str(),
                                                name(other).c_str(), mask, times(visits.count[lane]).c_str()),
                     &machine->threads[first_slot + comer]);
@@ -327,8 +327,8 @@ void meet(unsigned mask, void* payload, wait::Perform perform, const char* opera
         const bool apart = std::strcmp(meeting.operation, operation) || !same(meeting.where, where);
         const bool other_way = !apart && by_other_calls(first.path);
         if (apart || other_way)
-            fail_at(place(where), text("%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names come "
-                                       "to one call", operation, meeting.arrived, meeting.operation,
+            fail_at(place(where), text("%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names arrive "
+                                       "at one call", operation, meeting.arrived, meeting.operation,
                                        place(meeting.where).c_str()) + (other_way ? ways(first.calls) : ""));
     }
     meeting.operation = operation;

@@ -1,4 +1,4 @@
-// The checks' own state: who touched which bytes last.
+// State of the checks: the last accesses to each byte.
 #pragma once
 
 #include "relocation.h"
@@ -9,35 +9,35 @@
 
 namespace twin::checks {
 
-// A place in the kernel: an offset in its library, or, with the highest bit, a number in `wheres`.
+// A location in the kernel: an offset in its library, or, with the highest bit, an index into `wheres`.
 typedef uint32_t Site;
 
 constexpr uint8_t ATOMIC = 1, ASYNCHRONOUS = 2;
-constexpr uint8_t UNCOUNTED = 4;  // not an access of its own
-constexpr uint8_t IN_BLOCK = 8;   // atomic for the threads of a block alone
+constexpr uint8_t UNCOUNTED = 4;  // not a separate access
+constexpr uint8_t IN_BLOCK = 8;   // atomic only for the threads of a block
 constexpr uint8_t VOLATILE = 16;
 
 struct Touch {
-    uint32_t cluster = 0;  // numbered from 1; 0: nobody
+    uint32_t cluster = 0;  // numbered from 1; 0: none
     uint32_t clock = 0;
     Site site = 0;
     uint16_t slot = 0;
-    uint8_t bytes = 0;  // which of the cell's two
+    uint8_t bytes = 0;  // index among the cell's two readers
     uint8_t kind = 0;
 };
 
-struct Readers {  // up to 32 slots that touched a cell at the same count of their own
-    Touch touch;         // the first one's; its slot is a multiple of 32
-    uint32_t lanes = 0;  // the slots from there on; 0: nobody
+struct Readers {  // up to 32 slots that accessed a cell at equal counts of their own clocks
+    Touch touch;         // of the first slot, a multiple of 32
+    uint32_t lanes = 0;  // mask of slots from there on; 0: none
 };
 
 struct Cell {  // two bytes of memory
     Touch written;
-    // Unordered readers since: all of the running cluster, and two of others.
+    // Unordered readers since then: all of the running cluster, and two of others.
     Readers read;
-    Site flight = 0;  // the asynchronous copy that has yet to write it
+    Site flight = 0;  // the asynchronous copy that will still write it
     std::vector<Readers>* more = nullptr;
-    Cell* halves = nullptr;  // one for each of the two bytes, once they were touched apart: then this one is out of use
+    Cell* halves = nullptr;  // one per byte, once they were accessed separately: then this cell is unused
 };
 
 struct Access {
@@ -49,7 +49,7 @@ struct Access {
     Stamp stamp = {};
 };
 
-class Visitors {  // of the places in a kernel, in this cluster
+class Visitors {  // visits to locations in a kernel, in this cluster
   public:
     void add(Site site, const Thread& thread);
     bool have(Site site, const Thread& thread) const;
@@ -71,25 +71,25 @@ struct State {
     std::deque<std::vector<Readers>> shared_readers, global_readers;
     std::unordered_map<uintptr_t, std::unique_ptr<std::vector<Cell>>> pages;  // of global memory
     std::unordered_map<uintptr_t, Released> released;  // by atomics, at an address
-    std::vector<Relocation::Move> moves;  // of the buffers, for what is asked after the launch
-    std::vector<Unwritten> unwritten;     // where the buffers are now
+    std::vector<Relocation::Move> moves;  // moves of the buffers, for queries after the launch
+    std::vector<Unwritten> unwritten;     // current addresses of the buffers
     std::vector<Range> weights_ready;     // likewise
     std::vector<Where> wheres;
     Visitors visitors;
 };
 
-// Of the launch that this operating-system thread runs, or has run last.
+// State of the launch that this OS thread runs, or ran last.
 extern thread_local State* state __attribute__((tls_model("initial-exec")));
 
 Site site_of(Where where);
 std::string place(Site site);
 std::string memory_name(uintptr_t address);  // "byte 4 of buffer 1"
-const Touch* written_by(uintptr_t address);  // the last in this launch; null: nobody
+const Touch* written_by(uintptr_t address);  // the last in this launch; null if there is none
 [[noreturn]] void report(Site site, const std::string& message);
 void access(const Access& access);
 void check_written(const Access& access);  // unwritten.cpp
 void volatile_access(const Access& access);
-// What an instrumented kernel does, by its address and that of the call that tells of it.
+// Accesses of an instrumented kernel, by address and by the address of the reporting call.
 void hook(const volatile void* pointer, uint32_t bytes, bool write, bool aligned, uint8_t kind, void* caller);
 
 }  // namespace twin::checks

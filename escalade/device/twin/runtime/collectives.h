@@ -5,15 +5,15 @@
 
 namespace twin {
 
-// The number of the running thread in its warp, and the lanes that its warp has.
+// Number of the running thread in its warp, and the lanes of its warp.
 unsigned lane();
 unsigned warp_lanes();
 uint32_t shared_offset(const void* pointer, Where where);
-// Who is meant to see a fence or an atomic.
+// Scope of a fence or an atomic.
 enum class Scope { block, device };
 void fence(Scope scope);
 
-// What can hand over to another thread stands in this namespace. A kernel whose object file names none of
+// Functions that may switch to another thread are in this namespace. A kernel whose object file names none of
 // it runs as a plain loop over its threads (see build.py).
 namespace wait {
 
@@ -22,8 +22,8 @@ enum class Vote { count, all, any };
 int block_barrier(int id, int threads, bool predicate, Vote vote, Where where);  // threads 0: all of the block
 void block_arrive(int id, int threads, Where where);
 
-// The lanes of `mask` meet; the last to come calls perform with the payloads of all, then all go on. What they
-// wrote to memory before is not ordered by that.
+// The lanes of `mask` meet; the last to arrive calls `perform` with the payloads of all, then all continue. This
+// does not order their earlier writes to memory.
 typedef void (*Perform)(void* const* lanes, unsigned mask, Where where);
 void collective(unsigned mask, void* payload, Perform perform, const char* operation, Where where);
 void warp_barrier(unsigned mask, const char* operation, Where where);  // this one orders memory
@@ -40,7 +40,7 @@ struct Shuffled {
     int source;  // -1: keeps its own
 };
 
-// Not a kernel's own accesses, so not for the checks.
+// Not accesses of the kernel, so hidden from the checks.
 template <class T>
 __attribute__((no_sanitize("thread"))) void perform_shuffle(void* const* lanes, unsigned mask, Where where) {
     for (int lane = 0; lane < 32; ++lane) {
@@ -116,6 +116,6 @@ inline int __any_sync(unsigned mask, int predicate, TWIN_WHERE) {
 inline int __all_sync(unsigned mask, int predicate, TWIN_WHERE) {
     return twin::wait::ballot(mask, !predicate, "__all_sync", where) == 0;
 }
-// The whole warp, as it is where a warp has not diverged. In a branch that not all lanes take, a collective with
-// this mask is reported as a deadlock: the card promises nothing there either.
+// The whole warp, for a warp that has not diverged. In a branch that not all lanes take, a collective with
+// this mask is reported as a deadlock: it is undefined on the card, too.
 inline unsigned __activemask() { return twin::warp_lanes(); }

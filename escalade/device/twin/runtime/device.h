@@ -1,4 +1,4 @@
-// All that a kernel's source may name without including anything; g++ is told to include it first.
+// Everything that a kernel's source may use without an include; g++ includes it first.
 #pragma once
 
 #include "arithmetic.h"

@@ -1,4 +1,4 @@
-// What a kernel cannot report itself: signals that its instructions raise, and runs without an end.
+// Errors that a kernel cannot report itself: signals raised by its instructions, and endless runs.
 #pragma once
 
 #include <csetjmp>
@@ -14,25 +14,26 @@ namespace faults {
 
 enum class Reason { none, endless, interrupted, superfluous };
 
-struct Watch {  // of one operating-system thread's work
+struct Watch {  // state of one OS thread
     volatile sig_atomic_t asked_to_stop = 0;  // a Reason
     volatile uint64_t returned = 0;           // CUDA threads, so far
-    uint64_t seen = 0, since = 0;             // what the last tick found: `returned`, and the CPU time when it changed
+    uint64_t seen = 0, since = 0;             // findings of the last tick: `returned`, and the CPU time when it changed
     bool guarded = false;                     // `rescue` is set
-    sigjmp_buf rescue;                        // where a fault of the runtime itself goes on
-    int signal = 0;                           // the fault that is being reported
-    uintptr_t address = 0, site = 0;          // what it was about, and where
+    sigjmp_buf rescue;                        // where execution continues after a fault of the runtime itself
+    int signal = 0;                           // the fault being reported
+    uintptr_t address = 0, site = 0;          // its reason and location
     void* stack = nullptr;                    // the handlers'
 };
 
-// While one is there, the process's handlers are the twin's; what is not a kernel's fault they pass on to those before.
+// While one exists, the process's handlers are the twin's; other faults than a kernel's are passed on to the previous
+// ones.
 class Handlers {
   public:
     explicit Handlers(bool interruptible);
     ~Handlers();
 };
 
-// While one is there, this operating-system thread has a stack for handlers, and is looked at every now and then.
+// While one exists, this OS thread has a signal stack, and its progress is checked periodically.
 class Watching {
   public:
     explicit Watching(Watch& watch, bool ticking);
@@ -45,9 +46,9 @@ class Watching {
     bool ticking;
 };
 
-int interrupts();              // so far, by the keyboard
-bool stack_nearly_full();      // the running thread's; the runtime's own functions must not overflow it
-std::string overflow_text();   // what to report then
+int interrupts();              // interrupts by the keyboard so far
+bool stack_nearly_full();      // of the running thread; the runtime's own functions must not overflow it
+std::string overflow_text();   // report for that case
 std::string stop_text();       // what to report when the watch is asked to stop
 
 }  // namespace faults

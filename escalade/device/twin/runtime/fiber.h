@@ -1,4 +1,4 @@
-// A stack of its own for every CUDA thread, and the switch between two of them.
+// A separate stack for every CUDA thread, and the switch between two of them.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,14 @@ constexpr size_t STACK_BYTES = 256 << 10;
 // `start` is called on the fiber's stack by the first switch to it, and must never return.
 void prepare(Fiber& fiber, void (*start)());
 void switch_fiber(Fiber& from, Fiber& to);
-// Called first thing by `start`; the switches themselves need no such call.
+// Called first by `start`; the switches themselves need no such call.
 void fiber_started();
 
-class Stacks {  // kept from launch to launch
+class Stacks {  // reused across launches
   public:
     char* at(size_t number);
     bool holds(size_t address) const;
-    // A word for each word of the stacks, all zeros at first: what registers.cpp keeps. Null outside the stacks.
+    // One word per word of the stacks, initially zero: the state of registers.cpp. Null outside the stacks.
     unsigned* touched(size_t address);
     void forget_touches();
 

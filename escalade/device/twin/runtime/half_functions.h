@@ -1,4 +1,4 @@
-// What NVIDIA's header of a 16-bit type defines for the device only. Included with these macros set:
+// Device-only functions of NVIDIA's header for a 16-bit type. Included with these macros set:
 //   TWIN_T, TWIN_T2 the type and its pair; TWIN_TO(x) to float; TWIN_FROM(x) from float, rounding to nearest.
 // Products of two such values are exact in double, so that a fused multiply-add rounds as the card's does (but for
 // ties that the sum in double already rounded away).

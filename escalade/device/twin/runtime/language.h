@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-// libstdc++ adds Bessel functions and their like to <cmath>, which take longer to compile than all else here.
+// libstdc++ adds Bessel functions and similar to <cmath>, which take longer to compile than everything else here.
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS
 
 #include <bit>
@@ -37,7 +37,7 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)  // the launch says how large a cluster is
+#define __cluster_dims__(...)  // the launch sets the cluster size
 #define __maxnreg__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -50,14 +50,14 @@
 #define __align__(...) __attribute__((aligned(__VA_ARGS__)))
 #define alignas(...) __attribute__((aligned(__VA_ARGS__)))
 
-// thread_local is the one specifier that makes a local variable static and also goes with extern. In a
-// shared library the compiler then asks __tls_get_addr for each variable's place; launch.h defines that
-// function, and answers with the running block's shared memory.
+// thread_local is the only specifier that makes a local variable static and is allowed with extern. In a
+// shared library the compiler then calls __tls_get_addr for each variable's address; launch.h defines that
+// function, which returns the running block's shared memory.
 #define __shared__ thread_local
 
 namespace twin {
 
-// A call's place in the kernel's source, for reports: the default argument of everything that can fail.
+// A call's location in the kernel's source, for reports: the default argument of everything that can fail.
 struct Where {
     const char* file;
     int line;
@@ -75,8 +75,8 @@ struct Place {  // of one CUDA thread
     unsigned char *static_shared, *dynamic_shared;
 };
 
-// The running CUDA thread of this operating-system thread; null while none runs. initial-exec, because
-// that access needs no call of __tls_get_addr.
+// The running CUDA thread of this OS thread; null if none runs. initial-exec, because that access needs no
+// call of __tls_get_addr.
 extern thread_local const Place* here __attribute__((tls_model("initial-exec")));
 
 [[noreturn]] void fail(Where where, const char* format, ...) __attribute__((format(printf, 2, 3)));

@@ -1,11 +1,11 @@
-// What the twin adds behind a kernel's source: how it is called, and where its shared memory is.
+// Appended to a kernel's source by the twin: its entry point, and the location of its shared memory.
 #pragma once
 
 #include "language.h"
 
 namespace twin {
 
-// A parameter's value. Where it lies need not be aligned as its type is, and x86 faults on aligned moves from there.
+// A parameter's value. Its address need not be aligned for its type, and x86 faults on aligned moves from there.
 template <class P>
 __attribute__((no_sanitize("thread", "address", "undefined"), always_inline)) inline P parameter(const void* address) {
     P value;
@@ -13,7 +13,7 @@ __attribute__((no_sanitize("thread", "address", "undefined"), always_inline)) in
     return value;
 }
 
-// Calls the kernel with parameters as cuLaunchKernel takes them: the address of each.
+// Calls the kernel with parameters as for cuLaunchKernel: the address of each.
 template <class... P>
 __attribute__((no_sanitize("thread", "address", "undefined"))) void call(void (*kernel)(P...), void** parameters) {
     [&]<size_t... I>(std::index_sequence<I...>) __attribute__((no_sanitize("thread"))) {
@@ -23,7 +23,7 @@ __attribute__((no_sanitize("thread", "address", "undefined"))) void call(void (*
 
 }  // namespace twin
 
-// The place of a __shared__ variable: a module number, 0 for the dynamic array (an undefined weak symbol
+// The identity of a __shared__ variable: a module number, 0 for the dynamic array (an undefined weak symbol
 // belongs to no module), and the offset among the module's variables.
 extern "C" __attribute__((visibility("hidden"), no_sanitize("thread", "address", "undefined"))) void* __tls_get_addr(
     const size_t* index) {

@@ -27,7 +27,7 @@ Mbarrier& barrier_at(u32 barrier, u32 rank, const char* what, Where where) {
         fail(where, "%s in block %u of a cluster of %zu", what, rank, machine->blocks.size());
     auto& barriers = units_state().blocks[rank].barriers;
     const auto found = barriers.find(barrier);
-    if (found == barriers.end()) fail(where, "%s on shared %#x, where no mbarrier was initialised", what, barrier);
+    if (found == barriers.end()) fail(where, "%s on shared %#x, where no mbarrier was initialized", what, barrier);
     u64 bytes;
     std::memcpy(&bytes, machine->blocks[rank].arena + barrier, 8);
     if (bytes != mark(barrier))
@@ -75,17 +75,17 @@ void visit(u32 rank, Stamp stamp, Where where) {
     units_state().blocks[rank].visits[slot] = {stamp.agent ? stamp.count : self()->clock.at[slot], where};
 }
 
-void check_initialised(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where) {
+void check_initialized(const Mbarrier& barrier, u32 address, u32 rank, bool asynchronous, const char* what, Where where) {
     if (!checking()) return;
-    const bool own = barrier.initialiser == self()->slot;
+    const bool own = barrier.initializer == self()->slot;
     const bool shown = barrier.shown && knows_cluster_phase(int(barrier.shown));
     const std::string begun = place(barrier.where);
-    if (!own && !shown && !self()->clock.knows(barrier.initialiser, barrier.initialised))
-        fail(where, "%s on the mbarrier at shared %#x%s, and nothing orders it after the barrier's initialisation at %s",
+    if (!own && !shown && !self()->clock.knows(barrier.initializer, barrier.initialized))
+        fail(where, "%s on the mbarrier at shared %#x%s, and nothing orders it after the barrier's initialization at %s",
              what, address, rank == own_rank() ? "" : " of another block", begun.c_str());
-    if (!asynchronous || knows_proxy_fence(barrier.initialiser, barrier.initialised)) return;
-    if (!barrier.fenced || !(own || shown || self()->clock.knows(barrier.initialiser, barrier.fenced)))
-        fail(where, "%s on the mbarrier at shared %#x, which was initialised at %s with no fence.mbarrier_init or "
+    if (!asynchronous || knows_proxy_fence(barrier.initializer, barrier.initialized)) return;
+    if (!barrier.fenced || !(own || shown || self()->clock.knows(barrier.initializer, barrier.fenced)))
+        fail(where, "%s on the mbarrier at shared %#x, which was initialized at %s with no fence.mbarrier_init or "
              "fence.proxy.async since", what, address, begun.c_str());
 }
 
@@ -93,7 +93,7 @@ void fence_mbarrier_init() {
     if (!checking()) return;
     const u32 count = self()->clock.at[self()->slot]++;
     for (auto& [address, barrier] : units_state().blocks[own_rank()].barriers)
-        if (barrier.initialiser == self()->slot && !barrier.fenced) barrier.fenced = count;
+        if (barrier.initializer == self()->slot && !barrier.fenced) barrier.fenced = count;
 }
 
 // The stamp of the barrier's current phase, known to every thread that has waited for it.
@@ -120,8 +120,8 @@ void mbarrier_init(u32 barrier, u32 arrivals, Where where) {
     Mbarrier fresh;
     fresh.expected = fresh.pending = arrivals;
     fresh.where = where;
-    fresh.initialiser = self()->slot;
-    fresh.initialised = checking() ? self()->clock.at[self()->slot] : 0;
+    fresh.initializer = self()->slot;
+    fresh.initialized = checking() ? self()->clock.at[self()->slot] : 0;
     barriers[barrier] = fresh;
     const u64 bytes = mark(barrier);
     std::memcpy(self()->owner->arena + barrier, &bytes, 8);
@@ -131,11 +131,11 @@ void mbarrier_arrive(u32 barrier, u32 rank, u32 bytes, Where where) {
     check_present(rank, "an arrival", where);
     visit(rank, {}, where);
     Mbarrier& b = barrier_at(barrier, rank, "an arrival", where);
-    check_initialised(b, barrier, rank, false, "an arrival", where);
+    check_initialized(b, barrier, rank, false, "an arrival", where);
     if (bytes > MOST_COUNTED)
         fail(where, "%u bytes expected at the mbarrier at shared %#x, which counts up to %u", bytes, barrier, MOST_COUNTED);
     if (!b.pending)
-        fail(where, "more arrivals at mbarrier %#x than the %u it was initialised for", barrier, b.expected);
+        fail(where, "more arrivals at mbarrier %#x than the %u it was initialized for", barrier, b.expected);
     release(b.arriving);
     b.bytes += bytes;
     --b.pending;
@@ -144,7 +144,7 @@ void mbarrier_arrive(u32 barrier, u32 rank, u32 bytes, Where where) {
 
 bool wait::mbarrier(u32 barrier, u32 parity, Where where) {
     Mbarrier* b = &barrier_at(barrier, own_rank(), "a wait", where);
-    check_initialised(*b, barrier, own_rank(), false, "a wait", where);
+    check_initialized(*b, barrier, own_rank(), false, "a wait", where);
     while ((b->phase & 1) == parity) {
         sleep(b->sleepers, {"an mbarrier", where, b, parity, mbarrier_state});
         b = &barrier_at(barrier, own_rank(), "a wait", where);
@@ -158,7 +158,7 @@ bool wait::mbarrier(u32 barrier, u32 parity, Where where) {
 namespace {
 
 std::string cluster_state(const Waiting&) {
-    return text("%d of %zu threads have come, %d have returned", units_state().cluster.arrived,
+    return text("%d of %zu threads have arrived, %d have returned", units_state().cluster.arrived,
                 machine->launch->cluster_blocks() * size_t(machine->launch->block_threads()), units_state().exited);
 }
 
@@ -180,7 +180,7 @@ void wait::cluster_arrive(bool orders, Where) {
     Gathering& cluster = units_state().cluster;
     if (orders) release(cluster.clock);
     for (auto& [address, barrier] : units_state().blocks[own_rank()].barriers)
-        if (barrier.fenced && !barrier.shown && barrier.initialiser == self()->slot) barrier.shown = cluster.result + 1;
+        if (barrier.fenced && !barrier.shown && barrier.initializer == self()->slot) barrier.shown = cluster.result + 1;
     ++cluster.arrived;
     self()->cluster_phase = cluster.result + 1;
     open_cluster_if_all();
@@ -224,7 +224,7 @@ void perform(u32 destination, u32 rank, const Push& push) {
 void push(u32 address, u32 barrier, u32 rank, float4 value, Where where) {
     check_present(rank, "st.async", where);
     Mbarrier& counted = barrier_at(barrier, rank, "st.async", where);
-    check_initialised(counted, barrier, rank, false, "st.async", where);
+    check_initialized(counted, barrier, rank, false, "st.async", where);
     const Stamp stamp = arrival_stamp(counted);
     visit(rank, stamp, where);
     if (address % 16) fail(where, "st.async to shared %#x, which is no multiple of 16", address);

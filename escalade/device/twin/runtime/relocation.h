@@ -1,5 +1,5 @@
-// A launch over copies of its buffers that lie far apart, with memory that nobody may touch in between: who runs past
-// the end of one cannot come to another.
+// A launch over copies of its buffers that are far apart, with inaccessible memory in between: an overrun of one cannot
+// reach another.
 #pragma once
 
 #include "state.h"
@@ -10,35 +10,35 @@ namespace twin {
 
 class Relocation {
   public:
-    struct Move {  // of buffers that overlap, together
+    struct Move {  // overlapping buffers are moved together
         uintptr_t from, to;
         uint64_t bytes;
     };
 
-    // Without `move`, and where there is no room, all stays where it is.
+    // Without `move`, or if address space is short, all buffers stay in place.
     Relocation(const Request& request, bool move);
     ~Relocation();
     const Request& request() const { return moved; }
     const std::vector<Move>& all_moves() const { return all; }
-    uintptr_t moved_to(uintptr_t address) const;  // the same address if it lies in no buffer
+    uintptr_t moved_to(uintptr_t address) const;  // the same address if it is in no buffer
     bool moves() const { return memory; }
     struct Difference {
         uintptr_t address;
         uint32_t buffer;
         size_t byte;
     };
-    std::optional<Difference> difference(const Relocation& other) const;  // the first byte that `other` has otherwise
-    bool was_moved(uintptr_t address) const;      // it belongs to a buffer, and not to its copy
+    std::optional<Difference> difference(const Relocation& other) const;  // the first byte that differs in `other`
+    bool was_moved(uintptr_t address) const;      // it is inside a buffer, and not inside its copy
     bool holds_parameters(uintptr_t address) const { return address - parameters_start() < parameter_bytes.size(); }
     std::string overwritten() const;  // which bytes beside the copies were written; empty: none
     void copy_back() const;
 
-    // The kernel went to a buffer by an address that was not among its parameters (a table of pointers, say): the
-    // launch has to be done again where the buffers are.
+    // The kernel accessed a buffer by an address that was not among its parameters (from a table of pointers, say): the
+    // launch must be repeated on the original buffers.
     bool escaped = false;
 
   private:
-    struct Margin {  // bytes in front of a copy and behind it, up to the pages that are not there
+    struct Margin {  // bytes before and after a copy, up to the inaccessible pages
         uintptr_t start, end;
     };
     bool reserve();

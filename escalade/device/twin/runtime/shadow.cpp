@@ -286,8 +286,8 @@ void check_bypass(const Access& access) {
             if (state->visitors.have(access.site, *other))
                 report(access.site, text("does after the %s of %s what %s did without it: not all threads %s",
                                          bypass->operation, twin::place(bypass->where).c_str(), name(*other).c_str(),
-                                         bypass == self()->bypass.get() ? "of the block come to that barrier"
-                                                                        : "that it waits for come to it"));
+                                         bypass == self()->bypass.get() ? "of the block arrive at that barrier"
+                                                                        : "that it waits for arrive at it"));
 }
 
 void set_flight(uint32_t rank, uint32_t offset, uint32_t bytes, Site site) {

@@ -143,7 +143,7 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
         if (!(blocks >> target & 1)) continue;
         check_present(target, "a load", where);
         Mbarrier& counted = barrier_at(barrier, target, "a load", where);
-        check_initialised(counted, barrier, target, true, "a load", where);
+        check_initialized(counted, barrier, target, true, "a load", where);
         const Stamp stamp = arrival_stamp(counted);
         visit(target, stamp, where);
         use_shared(target, destination, load.bytes, true, true, "a load", where, stamp);

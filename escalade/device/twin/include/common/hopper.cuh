@@ -50,7 +50,7 @@ inline void barrier_arrive(u32 barrier, TWIN_WHERE) { twin::mbarrier_arrive(barr
 inline void barrier_arrive_cluster(u32 barrier, u32 rank, TWIN_WHERE) {
     twin::mbarrier_arrive(barrier, rank, 0, where);
 }
-// try_wait may suspend the thread for as long as it likes: here until the phase is complete.
+// try_wait may suspend the thread for any time: here until the phase is complete.
 inline bool barrier_try_wait(u32 barrier, u32 parity, TWIN_WHERE) {
     return twin::wait::mbarrier(barrier, parity, where);
 }
@@ -83,7 +83,7 @@ inline void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 bar
     const int at[] = {x, y, z};
     twin::tensor_load(destination, map, barrier, at, 3, nullptr, blocks, where);
 }
-// A store is a group of its own, as the kernels' functions commit each.
+// Each store is its own group, since the kernels' functions commit each.
 inline void tma_store_2d(const TensorMap& map, u32 source, int x, int y, TWIN_WHERE) {
     const int at[] = {x, y};
     twin::tensor_store(map, source, at, 2, where);
@@ -153,7 +153,7 @@ inline void push_cluster(u32 address, u32 barrier, u32 rank, float4 v, TWIN_WHER
 
 // ------------------------------------------------------------------ wgmma
 
-// .sync.aligned: the warp goes on when all its lanes have come. Kernels build on that when one lane then
+// .sync.aligned: the warp continues when all its lanes have arrived. Kernels rely on that when one lane then
 // frees a stage for the warp.
 inline void wgmma_fence(TWIN_WHERE) { twin::wait::wgmma_fence(where); }
 inline void wgmma_commit() { twin::wgmma_close_group(); }

@@ -200,6 +200,6 @@ inline u32 take_ticket(u32* count, u32 blocks, TWIN_WHERE) {
 
 // ------------------------------------------------------------------ programmatic dependent launch
 
-// Launches run one after another here, so what the one before has written is always there; the checks look who waits.
+// Launches run one after another here, so the previous launch has always finished; the checks require the waits anyway.
 inline void wait_for_previous_launch() { twin::wait_for_launch_in_front(); }
 inline void let_next_launch_start() {}
