@@ -20,7 +20,6 @@ from escalade.ops.base.dtypes import (
     ELEMENT_BYTES,
     QUANTIZED,
     VECTOR_BYTES,
-    dtype_of,
     widest_vector,
 )
 from escalade.ops.base.grid import blocks, ceil_div
@@ -36,10 +35,10 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
-    check_images,
     check_problem,
     empty_images_like,
-    layout_of,
+    form_of,
+    shape_of,
 )
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 from escalade.ops.shared.pooling import empty_output
@@ -451,19 +450,13 @@ def adaptive_avg_pool2d(
 
 
 def _plan(x: torch.Tensor, output: Pair, rung: str | None = None) -> CallPlan:
-    check_images("adaptive_avg_pool2d", x)
-    n, c, h, w = x.shape
-    problem = AdaptiveAvgPool2dProblem(
-        n, c, h, w, (output[0], output[-1]), dtype_of("adaptive_avg_pool2d", x), layout_of(x)
-    )
-    return pooling.plan(ADAPTIVE_AVG_POOL2D, problem, x, rung)
-
-
-def _fake(x: torch.Tensor, output: Pair, *_: object) -> torch.Tensor:
-    check_images("adaptive_avg_pool2d", x)
     if min(output) < 1:
         raise UnsupportedError(f"output is {list(output)}: it must be at least 1")
-    return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
+    return CallPlan(
+        ADAPTIVE_AVG_POOL2D,
+        lambda: empty_images_like(x, (*x.shape[:2], *output)),
+        lambda: AdaptiveAvgPool2dProblem(*shape_of(x), output, *form_of(x)),
+    )
 
 
-OPERATOR = define_planned("adaptive_avg_pool2d", _plan, _fake)
+OPERATOR = define_planned("adaptive_avg_pool2d", _plan, "x: N C H W")

@@ -21,6 +21,7 @@ from escalade.ops.base.dtypes import (
     QUANTIZED,
     STORAGE,
     full_vector,
+    multiplied_as,
     widest_vector,
 )
 from escalade.ops.base.grid import ceil_div
@@ -31,7 +32,7 @@ from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned, require_alike
+from escalade.ops.calling.library import define_autocast, define_planned
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.shared import activation, rows
 from escalade.ops.shared.quantized_input import (
@@ -792,10 +793,20 @@ LINEAR = Linear()
 # --- the PyTorch operator
 
 
-_SCHEMA = (
-    "linear(Tensor x, Tensor weight, Tensor? bias=None, bool relu=False, bool tf32=False, str? rung=None) "
-    "-> Tensor"
-)
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> CallPlan:
+    features = weight.shape[0]
+    return CallPlan(
+        LINEAR,
+        lambda: rows.empty_like(x, features),
+        lambda: LinearProblem(*rows.sizes(x), features, bias is not None, relu, multiplied_as(x, tf32)),
+    )
 
 
 def linear(
@@ -812,55 +823,6 @@ def linear(
     `tf32` allows TF32 products for fp32 tensors; `rung` selects a rung of the ladder by name.
     """
     return OPERATOR(x, weight, bias, relu, tf32, rung)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """Check everything but the number of rows, which may be symbolic during tracing."""
-    rows.check_matrix("linear", x)
-    if weight.dim() != 2:
-        raise UnsupportedError(
-            f"weight has shape {tuple(weight.shape)}; it must be [features out, features in]"
-        )
-    require_alike(x, {"weight": weight, "bias": bias})
-    if x.shape[-1] != weight.shape[1]:
-        raise UnsupportedError(
-            f"x has rows of {x.shape[-1]}, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
-        )
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
-        raise UnsupportedError(
-            f"bias has shape {tuple(bias.shape)}; for {weight.shape[0]} features out it must be ({weight.shape[0]},)"
-        )
-    if tf32 and x.dtype != torch.float32:
-        raise UnsupportedError(f"x has dtype {x.dtype}; tf32=True applies to float32 tensors only")
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check(x, weight, bias, tf32)
-    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-
-
-def _plan(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    relu: bool,
-    tf32: bool,
-    rung: str | None,
-) -> CallPlan:
-    y = _fake(x, weight, bias, relu, tf32)
-    out_features, in_features = weight.shape
-    problem = LinearProblem(
-        rows.rows_of(x), in_features, out_features, bias is not None, relu,
-        "tf32" if tf32 else NAMES[x.dtype],
-    )  # fmt: skip
-    return rows.plan(LINEAR, problem, rung, ("x", "weight", "bias"), y)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -901,5 +863,5 @@ def _cast(
     return *tensors, relu, tf32 and dtype == torch.float32, rung
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("linear", _plan, "x: ... I, weight: O I, bias: O", setup=_setup, backward=_backward)
 define_autocast("linear", _cast)

@@ -12,7 +12,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
@@ -341,14 +341,9 @@ def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
 
 
 def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
-    rows.check_matrix("softmax", x)
-    problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
-    return rows.plan(SOFTMAX, problem, rung, ("x",), torch.empty(x.shape, dtype=x.dtype, device=x.device))
-
-
-def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
-    rows.check_matrix("softmax", x)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return CallPlan(
+        SOFTMAX, lambda: rows.empty_like(x), lambda: SoftmaxProblem(*rows.sizes(x), NAMES[x.dtype])
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -360,4 +355,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
     return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype), None
 
 
-OPERATOR = define_planned("softmax", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("softmax", _plan, "x: ... C", setup=_setup, backward=_backward)

@@ -106,6 +106,14 @@ class FewChannelsProblem(FilteredImages, Named):
         return self.touched_elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
 
 
+def check_counts(channels: int, filters: int) -> None:
+    if channels > MOST_CHANNELS or filters > MOST_FILTERS:
+        raise UnsupportedError(
+            f"{channels} channels and {filters} filters: few_channels takes up to {MOST_CHANNELS} and "
+            f"{MOST_FILTERS}; conv2d takes any number"
+        )
+
+
 def _check(p: FewChannelsProblem) -> None:
     check_problem("few_channels", p, MULTIPLIED)
     require("few_channels", "source", p.x_type, SOURCES)
@@ -121,11 +129,7 @@ def _check(p: FewChannelsProblem) -> None:
             "pooling window": p.pool,
         },
     )  # fmt: skip
-    if p.channels > MOST_CHANNELS or p.filters > MOST_FILTERS:
-        raise UnsupportedError(
-            f"{p.channels} channels and {p.filters} filters: few_channels takes up to {MOST_CHANNELS} channels and "
-            f"{MOST_FILTERS} filters; conv2d takes any number"
-        )
+    check_counts(p.channels, p.filters)
     if p.conv_height < 1 or p.conv_width < 1:
         raise UnsupportedError(
             f"the filter has {p.filter_height}x{p.filter_width} pixels, but the padded image only "

@@ -19,6 +19,7 @@ from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Tensors
 from escalade.ops.base.switches import precision
+from escalade.ops.calling.library import require_alike
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")
@@ -222,6 +223,23 @@ ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+def check_parameters(row: Any, layers: str, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+    """Raise unless x and the parameters are those of a problem of one row."""
+    if x.shape[-1] != row.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {row.features}")
+    if len(parameters) != len(row.sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} takes {len(row.sizes)}: {', '.join(row.sizes)}"
+        )
+    named = dict(zip(row.sizes, parameters, strict=True))
+    require_alike(x, dict(named))
+    for name, size in row.sizes.items():
+        if named[name].shape != size:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
+            )
 
 
 def random_inputs(problem: MlpProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ NHWC, NCHW, per-channel and per-image operands differ only in their strides over
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
-from escalade.ops.calling.call import CallPlan, Packer, prepare
+from escalade.ops.calling.call import CallPlan, Packer
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import require_rung
 from escalade.ops.expressions import Expression
@@ -246,12 +246,15 @@ def packer_like(pattern: torch.Tensor) -> Packer:
 
 
 def plan(
-    operation: Operation[Any], problem: Pointwise, inputs: Sequence[str], x: torch.Tensor, rung: str | None
+    operation: Operation[Any],
+    problem: Callable[[], Problem],
+    x: torch.Tensor,
+    *inputs: str,
+    dtype: torch.dtype | None = None,
 ) -> CallPlan:
     """Plan a result with x's memory order, without gaps, from tensors of its shape."""
-    y = torch.empty_like(x, device="meta")
-    prepared = prepare(operation, problem, x.device, rung, math.prod(problem.shape))
-    return CallPlan(prepared, {"y": y}, dict.fromkeys(inputs, packer_like(y)))
+    packers = dict.fromkeys(inputs, packer_like(torch.empty_like(x, device="meta")))
+    return CallPlan(operation, lambda: torch.empty_like(x, dtype=dtype), problem, packers)
 
 
 def run(

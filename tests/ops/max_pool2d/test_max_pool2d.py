@@ -146,7 +146,7 @@ def test_any_strides_are_taken(seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "options", "sentence"),
     [
-        (torch.ones(8, 9, 9), {}, "x has 3 dimensions; max_pool2d needs 4"),
+        (torch.ones(8, 9, 9), {}, r"max_pool2d takes x: N C H W"),
         (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 and bfloat16"),
         (torch.ones(2, 8, 9, 9), {"kernel": 0}, "kernel is 0"),
         (torch.ones(2, 8, 9, 9), {"kernel": (2, 2, 2)}, "kernel is .*one integer, or two"),
