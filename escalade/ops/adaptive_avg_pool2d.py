@@ -15,6 +15,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     DTYPES,
     ELEMENT_BYTES,
@@ -393,10 +394,8 @@ def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAv
 # --- the reference
 
 
-def random_inputs(
-    problem: AdaptiveAvgPool2dProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return quantized_input(pooling.random_inputs(problem, device, seed), problem.x_dtype)
+def random_inputs(problem: AdaptiveAvgPool2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return quantized_input(pooling.random_inputs(problem, draw), problem.x_dtype)
 
 
 def compute(problem: AdaptiveAvgPool2dProblem, inputs: Tensors) -> torch.Tensor:

@@ -15,12 +15,13 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import tf32_tolerance
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, full_vector, multiplied_as
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern, joined
-from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
@@ -216,16 +217,15 @@ class AttentionProblem(Named):
 # --- the reference
 
 
-def random_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: AttentionProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates; keys a little longer, so that weights differ."""
-    normal = normal_deviates(torch.Generator(device=device).manual_seed(seed))
     inputs = {}
     for role in "qkv":
         is_packed = not getattr(problem, f"{role}_at")
         sizes = problem.sizes(role) if is_packed else (problem.extent(role),)
-        inputs[role] = normal(*sizes, scale=1.5 if role == "k" else 1.0)
+        inputs[role] = draw.normal(*sizes, scale=1.5 if role == "k" else 1.0)
     if problem.bias:
-        inputs["bias"] = normal(*problem.bias[:3], problem.bias_row)
+        inputs["bias"] = draw.normal(*problem.bias[:3], problem.bias_row)
     return {name: tensor.to(STORAGE[problem.dtype]) for name, tensor in inputs.items()}
 
 

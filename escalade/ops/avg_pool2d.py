@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -121,9 +122,9 @@ VECTORISED = ChannelPacks[AvgPool2dProblem](
 # --- the reference
 
 
-def random_inputs(problem: AvgPool2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed + 1)
-    return pooling.random_inputs(problem, device, seed) | prologue.random_operands(problem, generator)
+def random_inputs(problem: AvgPool2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    draw = draw.next
+    return pooling.random_inputs(problem, draw) | prologue.random_operands(problem, draw)
 
 
 def exact(problem: AvgPool2dProblem, inputs: Tensors) -> torch.Tensor:

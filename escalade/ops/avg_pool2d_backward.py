@@ -14,6 +14,7 @@ from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.avg_pool2d import OPERATOR as AVG_POOL2D_OPERATOR
 from escalade.ops.avg_pool2d import AvgPool2dProblem, windows
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -137,10 +138,8 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: AvgPool2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return {"gradient": random_gradient(problem, device, seed)}
+def random_inputs(problem: AvgPool2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, draw)}
 
 
 def compute(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:

@@ -11,12 +11,13 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
@@ -229,24 +230,22 @@ RUNGS: tuple[Rung[BatchNormProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(problem: BatchNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics, such that y is of order one."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     size, each = (p.batch, p.channels, p.height, p.width), (1, p.channels, 1, 1)
-    normal = normal_deviates(generator)
-    mean = normal(p.channels)
-    variance = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    x = normal(*size).mul_(variance.sqrt().view(each)).add_(mean.view(each))
+    mean = draw.normal(p.channels)
+    variance = draw.uniform(p.channels).add_(0.5)
+    x = draw.normal(*size).mul_(variance.sqrt().view(each)).add_(mean.view(each))
     inputs = {
         "x": stored_images(p, x),
-        "weight": normal(p.channels),
-        "bias": normal(p.channels),
+        "weight": draw.normal(p.channels),
+        "bias": draw.normal(p.channels),
         "mean": mean,
         "variance": variance,
     }
     if p.residual:
-        inputs["residual"] = stored_images(p, normal(*size))
+        inputs["residual"] = draw.stored(p, *size)
     return inputs
 
 

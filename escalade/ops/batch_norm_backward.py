@@ -12,12 +12,13 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, full_vector, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates, summed_in_fp32
+from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in_fp32
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
@@ -406,21 +407,15 @@ def _each(channelwise: torch.Tensor) -> torch.Tensor:
     return channelwise.view(1, -1, 1, 1)
 
 
-def random_inputs(
-    problem: BatchNormBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics; if the mask comes from x, no output is near 0."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     size = (p.batch, p.channels, p.height, p.width)
-    normal = normal_deviates(generator)
-    mean, bias = normal(p.channels), normal(p.channels)
-    rstd = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    weight = (
-        torch.rand(p.channels, generator=generator, device=device).add_(0.5).mul_(normal(p.channels).sign())
-    )
-    inputs = {"gradient": stored_images(p, normal(*size)), "weight": weight, "mean": mean, "rstd": rstd}
-    outputs = normal(*size).add_(_each(bias))
+    mean, bias = draw.normal(p.channels), draw.normal(p.channels)
+    rstd = draw.uniform(p.channels).add_(0.5)
+    weight = draw.uniform(p.channels).add_(0.5).mul_(draw.normal(p.channels).sign())
+    inputs = {"gradient": draw.stored(p, *size), "weight": weight, "mean": mean, "rstd": rstd}
+    outputs = draw.normal(*size).add_(_each(bias))
     if p.mask == "x":
         outputs = torch.where(outputs.abs() < _MARGIN, 1.0, outputs)
     if p.mask == "x" or p.recompute:

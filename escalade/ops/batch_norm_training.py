@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from escalade.device.recipe import Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -262,12 +263,10 @@ RESIDENT = Resident(
 # --- the reference
 
 
-def random_inputs(
-    problem: BatchNormTrainingProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormTrainingProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics, such that y is of order one."""
-    inputs = batch_statistics_random_inputs(problem.statistics, device, seed)
-    others = batch_norm_random_inputs(problem.normalization, device, seed + 1)
+    inputs = batch_statistics_random_inputs(problem.statistics, draw)
+    others = batch_norm_random_inputs(problem.normalization, draw.next)
     wanted = ("weight", "bias", "residual") if problem.residual else ("weight", "bias")
     return {**inputs, **{name: others[name] for name in wanted}}
 

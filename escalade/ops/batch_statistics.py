@@ -12,6 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Addresses, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -265,28 +266,22 @@ RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(
-    problem: BatchStatisticsProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchStatisticsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different means and deviations."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    means = torch.randn(p.channels, generator=generator, device=device).mul_(3)
-    deviations = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
+    means = draw.normal(p.channels).mul_(3)
+    deviations = draw.uniform(p.channels).add_(0.5)
+    x = draw.normal(p.batch, p.channels, p.height, p.width)
     inputs = {"x": stored_images(p, x.mul_(deviations.view(1, -1, 1, 1)).add_(means.view(1, -1, 1, 1)))}
-    return inputs | running_statistics(p, generator)
+    return inputs | running_statistics(p, draw)
 
 
-def running_statistics(
-    problem: BatchStatisticsProblem, generator: torch.Generator
-) -> dict[str, torch.Tensor]:
+def running_statistics(problem: BatchStatisticsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return random running statistics if the problem moves them."""
     if problem.momentum is None:
         return {}
-    device = generator.device
-    mean = torch.randn(problem.channels, generator=generator, device=device)
-    variance = torch.rand(problem.channels, generator=generator, device=device).add_(0.5)
+    mean = draw.normal(problem.channels)
+    variance = draw.uniform(problem.channels).add_(0.5)
     return {"running_mean": mean, "running_variance": variance}
 
 

@@ -13,6 +13,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -202,17 +203,16 @@ RUNGS: tuple[Rung[CrossEntropyProblem], ...] = (
 _NEVER = -1  # a target that no row has
 
 
-def random_inputs(problem: CrossEntropyProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: CrossEntropyProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal logits, and targets of which every third is ignored, if any may be."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn((p.batch, p.classes), generator=generator, device=device)
-    target = torch.randint(0, p.classes, (p.batch,), generator=generator, device=device)
+    x = draw.normal(p.batch, p.classes)
+    target = draw.integers(p.classes, p.batch)
     if p.ignored is not None:
         target[1::3] = p.ignored
     inputs = {"x": x.to(STORAGE[p.dtype]), "target": target}
     # Large enough that the gradients of a mean are not subnormal in fp16.
-    scale = torch.tensor([0.75 * (p.batch if p.reduction == "mean" else 1)], device=device)
+    scale = torch.tensor([0.75 * (p.batch if p.reduction == "mean" else 1)], device=draw.device)
     return {**inputs, "scale": scale} if p.gradient else inputs
 
 

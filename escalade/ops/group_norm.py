@@ -14,12 +14,13 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import RESERVED_SHARED, Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
@@ -590,18 +591,18 @@ CLUSTERED = Clustered(
 # --- the reference
 
 
-def random_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: GroupNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal images, each channel with its own mean and spread."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     each = (p.batch, p.channels, 1, 1)
-    x = normal(p.batch, p.channels, p.height, p.width) * (1 + normal(*each).abs()) + normal(*each)
+    x = draw.normal(p.batch, p.channels, p.height, p.width) * (1 + draw.normal(*each).abs()) + draw.normal(
+        *each
+    )
     tensors = {"x": stored_images(p, x)}
     if p.weight:
-        tensors["weight"] = (1 + 0.3 * normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["weight"] = (1 + 0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
     if p.bias:
-        tensors["bias"] = (0.3 * normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["bias"] = (0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
     return tensors
 
 

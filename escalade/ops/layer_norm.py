@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
@@ -281,17 +282,15 @@ IN_REGISTERS = InRegisters(
 # --- the reference
 
 
-def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: LayerNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal rows, each with its own mean and spread."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     rows, features = problem.rows, problem.features
-    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
+    x = draw.normal(rows, features) * (1 + draw.normal(rows, 1).abs()) + draw.normal(rows, 1)
     tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
     if problem.weight:
-        tensors["weight"] = 1 + 0.3 * normal(features)
+        tensors["weight"] = 1 + 0.3 * draw.normal(features)
     if problem.bias:
-        tensors["bias"] = 0.3 * normal(features)
+        tensors["bias"] = 0.3 * draw.normal(features)
     return {
         name: tensor.to(STORAGE[problem.dtype if name == "x" else problem.parameters])
         for name, tensor in tensors.items()

@@ -14,6 +14,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, 
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import TWIN, Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     ELEMENT_BYTES,
     MULTIPLIED,
@@ -124,21 +125,17 @@ class LinearProblem(Named):
 # --- the reference
 
 
-def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: LinearProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep outputs of order one."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
 
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
-        return values.to(STORAGE[p.dtype])
-
+    size = (p.batch, p.pixels, p.in_features) if p.pixels > 1 else (p.batch, p.in_features)
     inputs = {
-        "x": normal(p.batch, p.pixels, p.in_features) if p.pixels > 1 else normal(p.batch, p.in_features),
-        "weight": normal(p.out_features, p.in_features, scale=p.in_features**-0.5),
+        "x": draw.stored(p, *size),
+        "weight": draw.stored(p, p.out_features, p.in_features, scale=p.in_features**-0.5),
     }
     if p.bias:
-        inputs["bias"] = normal(p.out_features)
+        inputs["bias"] = draw.stored(p, p.out_features)
     return quantized_input(inputs, p.x_dtype)
 
 

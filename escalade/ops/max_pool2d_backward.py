@@ -12,6 +12,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -348,15 +349,13 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: MaxPool2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: MaxPool2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """`indices` are those that PyTorch's forward pass saves; only the peer reads them."""
     f = problem.forward
-    x = pooling.random_inputs(f, device, seed)["x"]
+    x = pooling.random_inputs(f, draw)["x"]
     indices = indices_of(f, x)
     kept = {"places": to_places(f, indices)} if problem.stored else {"x": x}
-    return {"gradient": pooling.random_gradient(problem, device, seed + 1), **kept, "indices": indices}
+    return {"gradient": pooling.random_gradient(problem, draw.next), **kept, "indices": indices}
 
 
 def from_places(

@@ -11,6 +11,7 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, Int64, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -166,18 +167,17 @@ _LOGISTIC = "relu(x) - x * target + log1p(exp(-abs(x))), sigmoid(x) - target"
 # --- the reference
 
 
-def random_inputs(problem: PointwiseLossProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: PointwiseLossProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Normal x, targets between 0 and 1, and the scale of the gradient if there is one."""
-    generator = torch.Generator(device=device).manual_seed(seed)
     storage = STORAGE[problem.dtype]
     inputs = {
-        "x": torch.randn(problem.elements, generator=generator, device=device).to(storage),
-        "target": torch.rand(problem.elements, generator=generator, device=device).to(
-            STORAGE[problem.target_dtype]
-        ),
+        "x": draw.normal(problem.elements).to(storage),
+        "target": draw.uniform(problem.elements).to(STORAGE[problem.target_dtype]),
     }
     # Large enough that the gradients of a mean are not subnormal in fp16.
-    scale = torch.tensor([0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=device)
+    scale = torch.tensor(
+        [0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=draw.device
+    )
     return {**inputs, "scale": scale} if problem.gradient else inputs
 
 

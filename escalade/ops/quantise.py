@@ -12,6 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     DTYPES,
     E4M3,
@@ -125,10 +126,9 @@ RUNGS: tuple[Rung[QuantiseProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(problem: QuantiseProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn(problem.elements, generator=generator, device=device).to(STORAGE[problem.dtype])
-    return {"x": x, "factor": torch.tensor([37.5], device=device)}
+def random_inputs(problem: QuantiseProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    x = draw.stored(problem, problem.elements)
+    return {"x": x, "factor": torch.tensor([37.5], device=draw.device)}
 
 
 def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor:

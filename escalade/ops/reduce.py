@@ -13,6 +13,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -323,11 +324,10 @@ _BY_KIND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def random_inputs(problem: ReduceProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: ReduceProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Normal around 1, so that sums do not cancel."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = 1 + torch.randn((p.batch, p.reduced, p.inner), generator=generator, device=device)
+    x = 1 + draw.normal(p.batch, p.reduced, p.inner)
     return {"x": x.to(STORAGE[p.dtype])}
 
 

@@ -12,6 +12,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -269,11 +270,9 @@ PART_OF_WARP = PartOfWarp(
 # --- the reference
 
 
-def random_inputs(problem: SoftmaxProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: SoftmaxProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal: with a wider spread a few large probabilities would hide errors in all the others."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn(_sizes(problem), generator=generator, device=device)
-    return {"x": x.to(STORAGE[problem.dtype])}
+    return {"x": draw.stored(problem, *_sizes(problem))}
 
 
 def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:

@@ -22,6 +22,7 @@ from escalade.device.recipe import (
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import HOPPER_SHARED, MIN_SHARED, TWIN, Card
 from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     DTYPES,
     ELEMENT_BYTES,
@@ -34,7 +35,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
@@ -128,20 +129,18 @@ class SqueezeExciteProblem(Images, Named):
 # --- the reference
 
 
-def random_inputs(problem: SqueezeExciteProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: SqueezeExciteProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return images with a mean per channel, and weights that keep outputs near 1."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
-    x = normal(p.batch, p.channels, p.height, p.width) + normal(p.batch, p.channels, 1, 1)
+    x = draw.normal(p.batch, p.channels, p.height, p.width) + draw.normal(p.batch, p.channels, 1, 1)
     tensors = {
-        "weight": normal(p.squeezed, p.channels) / p.channels**0.5,
-        "gate_weight": normal(p.channels, p.squeezed) / p.squeezed**0.5,
+        "weight": draw.normal(p.squeezed, p.channels) / p.channels**0.5,
+        "gate_weight": draw.normal(p.channels, p.squeezed) / p.squeezed**0.5,
     }
     if p.bias:
-        tensors["bias"] = 0.3 * normal(p.squeezed)
+        tensors["bias"] = 0.3 * draw.normal(p.squeezed)
     if p.gate_bias:
-        tensors["gate_bias"] = 0.3 * normal(p.channels)
+        tensors["gate_bias"] = 0.3 * draw.normal(p.channels)
     stored = {name: tensor.to(STORAGE[p.dtype]) for name, tensor in tensors.items()}
     return {"x": stored_images(p, x), **stored}
 

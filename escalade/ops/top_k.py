@@ -11,6 +11,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -147,13 +148,12 @@ BLOCK_PER_ROW = BlockPerRow(
 # --- the reference
 
 
-def random_inputs(problem: TopKProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: TopKProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Logits STEP apart in a random order: exact in every dtype, and distinct among the best.
 
     Otherwise rounding errors would decide between classes. From the 512th on they are all equal.
     """
-    generator = torch.Generator(device=device).manual_seed(seed)
-    keys = torch.rand((problem.batch, problem.classes), generator=generator, device=device)
+    keys = draw.uniform(problem.batch, problem.classes)
     places = keys.argsort(-1).clamp_(max=511)
     return {"x": (16 - STEP * places).to(STORAGE[problem.dtype])}
 

@@ -12,6 +12,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -298,10 +299,8 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: Upsample2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return {"gradient": random_gradient(problem, device, seed)}
+def random_inputs(problem: Upsample2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, draw)}
 
 
 def exact(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, STORAGE
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Tensors, normal_deviates
+from escalade.ops.base.operation import Tensors
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -149,28 +150,26 @@ def _check(p: FewChannelsProblem) -> None:
 # --- the reference
 
 
-def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: FewChannelsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates or uint8 values, weights scaled to keep outputs of order one.
 
     Weights have three dimensions ([K, C, R * S]): their order does not depend on the layout.
     """
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     size = (p.batch, p.channels, p.height, p.width)
     if p.x_type == "uint8":
-        x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
+        x = draw.integers(256, *size, dtype=torch.uint8)
     else:
-        x = normal(*size).to(STORAGE[p.x_type])
+        x = draw.normal(*size).to(STORAGE[p.x_type])
     storage = STORAGE[p.storage]
     spread = 75.0 if p.x_type == "uint8" else 1.0
     scale = (p.channels * p.taps) ** -0.5 / spread
     inputs = {
         "x": x.contiguous(memory_format=MEMORY_FORMAT[p.layout]),
-        "weight": normal(p.filters, p.channels, p.taps, scale=scale).to(storage),
+        "weight": draw.normal(p.filters, p.channels, p.taps, scale=scale).to(storage),
     }
     if p.bias:
-        inputs["bias"] = normal(p.filters).to(storage)
+        inputs["bias"] = draw.normal(p.filters).to(storage)
     return inputs
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Tensors
@@ -242,13 +243,11 @@ def check_parameters(row: Any, layers: str, x: torch.Tensor, parameters: Sequenc
             )
 
 
-def random_inputs(problem: MlpProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: MlpProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep every layer's result of order one."""
-    generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(size: tuple[int, ...], scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
-        return values.mul_(scale).add_(mean).to(STORAGE[problem.dtype])
+        return draw.normal(*size, scale=scale).add_(mean).to(STORAGE[problem.dtype])
 
     inputs = {"x": normal((problem.batch, problem.features))}
     for number, layer in enumerate(problem.layers):

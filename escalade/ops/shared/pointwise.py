@@ -17,6 +17,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, Ints, Recipe
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.launch import launch
@@ -202,21 +203,18 @@ def reciprocal(size: int) -> tuple[int, int]:
 # --- for references
 
 
-def random_operand(
-    problem: Pointwise, operand: Operand, device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
+def random_operand(problem: Pointwise, operand: Operand, draw: Draw) -> torch.Tensor:
     """Return normal deviates wide enough that some exceed 6; zeros and ones for an integer operand."""
     spans = zip(problem.shape, operand.strides, strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in spans) if math.prod(problem.shape) else 0
     storage = STORAGE[operand.dtype]
     if not storage.is_floating_point:
-        return torch.randint(0, 2, (elements,), generator=generator, device=device).to(storage)
-    return torch.randn(elements, generator=generator, device=device).mul_(4).to(storage)
+        return draw.integers(2, elements).to(storage)
+    return draw.normal(elements).mul_(4).to(storage)
 
 
-def random_inputs(problem: Pointwise, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return {one.name: random_operand(problem, one, device, generator) for one in problem.operands}
+def random_inputs(problem: Pointwise, draw: Draw) -> dict[str, torch.Tensor]:
+    return {one.name: random_operand(problem, one, draw) for one in problem.operands}
 
 
 def empty_output(problem: Pointwise, device: torch.device) -> torch.Tensor:

@@ -10,13 +10,13 @@ import torch
 from escalade.device.recipe import Ints
 from escalade.device.strides import empty
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.base.problem import Problem
 from escalade.ops.shared.images import (
     ImageProblem,
     empty_images,
     form_of,
-    stored_images,
 )
 
 
@@ -37,11 +37,9 @@ def shape(problem: Pooling) -> Ints:
     return Ints.of("common/pool_shape.cuh", "PoolShape", problem=problem)
 
 
-def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: Pooling, draw: Draw) -> dict[str, torch.Tensor]:
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
-    return {"x": stored_images(p, x)}
+    return {"x": draw.stored(p, p.batch, p.channels, p.height, p.width)}
 
 
 def empty_output(problem: Pooling, device: torch.device) -> torch.Tensor:
@@ -104,12 +102,11 @@ class PoolingGradient(Problem, Protocol):
     def forward(self) -> Pooling: ...
 
 
-def random_gradient(problem: PoolingGradient, device: torch.device, seed: int) -> torch.Tensor:
+def random_gradient(problem: PoolingGradient, draw: Draw) -> torch.Tensor:
     """Return a random gradient of the pooling's result."""
     f = problem.forward
-    generator = torch.Generator(device=device).manual_seed(seed)
     size = (f.batch, f.channels, f.output_height, f.output_width)
-    return stored_images(problem, torch.randn(size, generator=generator, device=device))
+    return draw.stored(problem, *size)
 
 
 def empty_input(problem: PoolingGradient, device: torch.device) -> torch.Tensor:
