@@ -326,9 +326,9 @@ def _check(p: Conv2dProblem) -> None:
     if p.batch < 0:
         raise UnsupportedError(f"batch size {p.batch}: it must be at least 0")
     positive = {
-        "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
+        "groups": p.groups, "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
         "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
-        "dilation": min(p.dilation), "groups": p.groups,
+        "dilation": min(p.dilation),
     }  # fmt: skip
     require_at_least(1, positive)
     if min(p.padding) < 0:

@@ -95,7 +95,7 @@ def test_size_tells_images_apart_that_have_the_same_output() -> None:
             {},
             r"mask has shape .* \(2, 8, 9, 9\)",
         ),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"groups": 0}, "groups=0"),
+        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"groups": 0}, "groups is 0"),
         ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"stride": (1, 1, 1)}, "stride is"),
         ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"rung": "nonsense"}, "it has atomics"),
         (

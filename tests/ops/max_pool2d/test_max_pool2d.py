@@ -147,7 +147,7 @@ def test_any_strides_are_taken(seed: int) -> None:
     ("x", "options", "sentence"),
     [
         (torch.ones(8, 9, 9), {}, r"max_pool2d takes x: N C H W"),
-        (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 and bfloat16"),
+        (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 or bfloat16"),
         (torch.ones(2, 8, 9, 9), {"kernel": 0}, "kernel is 0"),
         (torch.ones(2, 8, 9, 9), {"kernel": (2, 2, 2)}, "kernel is .*one integer, or two"),
         (torch.ones(2, 8, 9, 9), {"padding": 2}, "at most half"),
