@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, max_pool2d
+from escalade.ops.base.draw import Draw
 from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d import MaxPool2dProblem, exact
 from escalade.ops.shared.pooling import random_inputs
@@ -47,7 +48,7 @@ def test_parse_is_the_inverse_of_name(problem: MaxPool2dProblem) -> None:
 
 @given(problems())
 def test_shapes_are_those_of_pytorch(problem: MaxPool2dProblem) -> None:
-    y = exact(problem, random_inputs(problem, CPU, 0))
+    y = exact(problem, random_inputs(problem, Draw(CPU, 0)))
     assert y.shape == (problem.batch, problem.channels, problem.output_height, problem.output_width)
 
 

@@ -14,6 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.models import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp, mlp_backward
 from escalade.ops.base.cards import typical_card
+from escalade.ops.base.draw import Draw
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import problem as reference
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
@@ -45,7 +46,7 @@ def tensors(
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
     """x, parameters, and a gradient of y."""
     problem = MlpProblem(max(1, torch.Size(rows).numel()), parse_layers(layers))
-    inputs = reference.random_inputs(problem, CPU, seed)
+    inputs = reference.random_inputs(problem, Draw(CPU, seed))
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*rows, problem.features, generator=generator).to(dtype)
     gradient = torch.randn(*rows, problem.outputs, generator=generator).to(dtype)
