@@ -16,7 +16,7 @@ from escalade.device.recipe import Argument, Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.draw import Draw
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, full_vector, multiplied_as
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, STORAGE, full_vector, multiplied_as
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -25,7 +25,7 @@ from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -654,27 +654,11 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     )
 
 
-def _cast(
-    dtype: torch.dtype,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast like PyTorch's own operators; dtypes without kernels are left for the checks to report."""
-    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (q, k, v, bias)]
-    return *tensors, scale, causal, tf32 and dtype == torch.float32, rung
-
-
 OPERATOR = define_planned(
     "attention",
     _plan,
     "q: N H Q S, k: N H K S, v: N H K V, bias: * of q|bool",
     setup=_setup,
     backward=_backward,
+    autocast=True,
 )
-define_autocast("attention", _cast)

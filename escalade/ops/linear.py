@@ -33,7 +33,7 @@ from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned
+from escalade.ops.calling.library import define_planned
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.shared import activation, rows
 from escalade.ops.shared.quantized_input import (
@@ -846,19 +846,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def _cast(
-    dtype: torch.dtype,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast like PyTorch's own operators; dtypes without kernels are left for the checks to report."""
-    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (x, weight, bias)]
-    return *tensors, relu, tf32 and dtype == torch.float32, rung
-
-
-OPERATOR = define_planned("linear", _plan, "x: ... I, weight: O I, bias: O", setup=_setup, backward=_backward)
-define_autocast("linear", _cast)
+OPERATOR = define_planned(
+    "linear", _plan, "x: ... I, weight: O I, bias: O", setup=_setup, backward=_backward, autocast=True
+)

@@ -474,9 +474,9 @@ def random_inputs(problem: OptimizerStepProblem, draw: Draw) -> dict[str, torch.
     }
     for tensor, size in enumerate(problem.sizes):
         parameter, gradient, *state = problem.read(tensor)
-        inputs[parameter] = draw.normal(*size)
-        inputs[gradient] = draw.normal(*size).to(STORAGE[problem.gradient_type(tensor)])
-        inputs |= {name: draw.uniform(*size) for name in state}
+        inputs[parameter] = draw.normal(size)
+        inputs[gradient] = draw.normal(size).to(STORAGE[problem.gradient_type(tensor)])
+        inputs |= {name: draw.uniform(size) for name in state}
     return inputs
 
 

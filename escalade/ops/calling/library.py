@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import NAMES
 from escalade.ops.base.operation import Operation
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.operator import Operator, hashable
@@ -93,12 +94,14 @@ def define_planned(
     setup: Function | None = None,
     backward: Function | None = None,
     kept: Function | None = None,
+    autocast: bool = False,
 ) -> Operator:
     """Define an operator that mutates none of its arguments, and return its fast callable.
 
     `plan` takes all arguments and returns the `CallPlan` of tensors and settings of this kind. The operator's schema
     has its parameters, and its fake the plan's results. Buffers have the names of the arguments. `takes` describes the
     tensors, which are checked first: see `escalade.ops.calling.tensors`. An argument `rung` names the rung to run.
+    Under `autocast` tensors are cast as those of PyTorch's own products; `tf32` then applies if they become float32.
     """
     taken, signature = TakenTensors(name, takes), inspect.signature(plan)
     pairs = [one.name for one in signature.parameters.values() if one.annotation in _PAIRS]
@@ -121,8 +124,18 @@ def define_planned(
     def run(*arguments: Any) -> Any:
         return _operators[name].run(*arguments)
 
+    def cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
+        given = signature.bind(*arguments)
+        given.apply_defaults()
+        changed = {key: _cast(value, dtype) for key, value in given.arguments.items()}
+        if "tf32" in changed:
+            changed["tf32"] = changed["tf32"] and dtype == torch.float32
+        return tuple(changed.values())
+
     _define(schema_of(name, plan, returns), run)
     _operators[name] = Operator(name, checked)
+    if autocast:
+        _define_autocast(name, cast)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     if backward is not None:
         define_gradient(name, setup, backward, kept=kept)
@@ -214,7 +227,14 @@ def _define(schema: str, run: Function) -> str:
     return name
 
 
-def define_autocast(name: str, cast: Function) -> None:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast tensors that kernels compute with; dtypes without kernels are left for the checks to report."""
+    if isinstance(value, list):
+        return [_cast(one, dtype) for one in value]
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in NAMES else value
+
+
+def _define_autocast(name: str, cast: Function) -> None:
     """Define an operator under autocast: `cast` takes the dtype and the arguments, and returns the new arguments."""
     packet = getattr(torch.ops.escalade, name)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import Pair, define_autocast, define_planned
+from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared.images import empty_images_like, form_of, shape_of
@@ -53,10 +51,6 @@ def _plan(
     return CallPlan(CONV2D, result, problem)
 
 
-_TF32 = 5
-"""Position of `tf32` among the arguments behind the four tensors."""
-
-
 def conv2d(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -83,14 +77,6 @@ def conv2d(
     )  # fmt: skip
 
 
-def _cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
-    """Cast like PyTorch's own convolutions; dtypes without kernels are left for the checks to report."""
-    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in arguments[:4]]
-    # tf32 applies to fp32 tensors, which these may no longer be.
-    settings = [*arguments[4:]]
-    settings[_TF32 : _TF32 + 1] = [tf32 and dtype == torch.float32 for tf32 in settings[_TF32 : _TF32 + 1]]
-    return (*tensors, *settings)
-
-
-OPERATOR = define_planned("conv2d", _plan, "x: N C H W, weight: K C/groups R S, bias: K, residual: N K P Q")
-define_autocast("conv2d", _cast)
+OPERATOR = define_planned(
+    "conv2d", _plan, "x: N C H W, weight: K C/groups R S, bias: K, residual: N K P Q", autocast=True
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from escalade.ops.base.dtypes import DTYPES, NAMES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned
+from escalade.ops.calling.library import define_planned
 from escalade.ops.calling.types import as_list
 from escalade.ops.mlp import cuda_core, persistent, tensor_core
 from escalade.ops.mlp.problem import (
@@ -128,20 +127,6 @@ def _plan(
     )
 
 
-def _cast(
-    dtype: torch.dtype,
-    x: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    error: bool = False,
-    rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast the tensors as autocast casts those of a linear layer. Norms, sums and the error are fp32 in any dtype."""
-    first, *others = [one if one.dtype not in NAMES else one.to(dtype) for one in (x, *parameters)]
-    return first, others, layers, error, rung
-
-
-OPERATOR = define_planned("mlp", _plan, "x: ... I")
-define_autocast("mlp", _cast)
+OPERATOR = define_planned("mlp", _plan, "x: ... I", autocast=True)
 
 __all__ = ["MLP", "Layer", "Mlp", "MlpProblem", "mlp"]
