@@ -123,8 +123,7 @@ VECTORISED = ChannelPacks[AvgPool2dProblem](
 
 
 def random_inputs(problem: AvgPool2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
-    draw = draw.next
-    return pooling.random_inputs(problem, draw) | prologue.random_operands(problem, draw)
+    return pooling.random_inputs(problem, draw) | prologue.random_operands(problem, draw.next)
 
 
 def exact(problem: AvgPool2dProblem, inputs: Tensors) -> torch.Tensor:

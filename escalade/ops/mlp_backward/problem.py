@@ -103,9 +103,7 @@ class MlpBackwardProblem(Named):
 
 def random_inputs(problem: MlpBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     inputs = dict(forward.random_inputs(problem.forward, draw))
-    draw = draw.next
-    gradient = draw.normal(problem.batch, problem.outputs)
-    inputs["grad_y"] = gradient.to(STORAGE[problem.dtype])
+    inputs["grad_y"] = draw.next.stored(problem, problem.batch, problem.outputs)
     return inputs
 
 
