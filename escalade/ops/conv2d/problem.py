@@ -309,6 +309,10 @@ class Conv2dProblem(Named):
         return self.bytes + self.element_bytes * untouched
 
     @property
+    def products(self) -> int:
+        return self.output_elements * self.group_channels * self.taps
+
+    @property
     def rounding(self) -> float:
         """Error of a running fp32 sum: each addition is off by up to 2^-24, which adds up like a random walk."""
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)
