@@ -8,7 +8,7 @@ operators run on the `meta` device.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -309,7 +309,13 @@ def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[
     for role, value in inputs.items():
         _require_dimensions(role, _role(kind, role), value)
     found = {role: value.sizes for role, value in inputs.items()} | {RESULT: declared.sizes}
-    expected = operator.sizes(found, node.attributes)
+    expected = dict(operator.sizes(found, node.attributes))
+    if RESULT not in expected:
+        expected[RESULT] = _computed_sizes(operator, node, inputs)
+    for role in inputs:
+        along = _role(kind, role).along
+        if along is not None:
+            expected[role] = (expected[RESULT][along],)
     for role, sizes in found.items():
         if expected.get(role, sizes) != sizes:
             raise SizeError(f"{role} has shape {list(sizes)}; expected {list(expected[role])}")
@@ -325,6 +331,19 @@ def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[
     if kind.floating and not first.is_floating:
         raise SizeError(f"it takes floating-point inputs, not {dtype}")
     _require_result(declared, _Spec(declared.sizes, dtype))
+
+
+def _computed_sizes(operator: Operator, node: Node, inputs: Mapping[str, _Spec]) -> Sizes:
+    """Return the shape of the result that PyTorch computes from tensors without contents."""
+    try:
+        with torch.no_grad():
+            return tuple(operator.compute(node, _hollow(inputs.items())).shape)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise SizeError(str(error).partition("\n")[0]) from error
+
+
+def _hollow(inputs: Iterable[tuple[str, _Spec]]) -> dict[str, torch.Tensor]:
+    return {role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in inputs}
 
 
 def _check_masks(declared: _Spec, inputs: Mapping[str, _Spec]) -> None:
@@ -388,11 +407,8 @@ def _results(call: _OperatorCall) -> tuple[_Spec, ...]:
             raise SizeError(f"it may split a tensor into more than {MAX_PARTS}")
     if any(argument.name == "device" for argument in operator._schema.arguments):
         arguments["device"] = torch.device("meta")
-    tensors = {
-        role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
-    }
     require_matching_sizes(call.target, sizes, arguments)
-    results = results_of(call.target, arguments, tensors)
+    results = results_of(call.target, arguments, _hollow(call.inputs))
     for result in results:
         if result.device.type != "meta" or result.layout != torch.strided:
             raise SizeError(f"it returns a tensor on {result.device} in layout {result.layout}")

@@ -15,12 +15,12 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     DTYPES,
     ELEMENT_BYTES,
     QUANTIZED,
     VECTOR_BYTES,
-    dtype_of,
     widest_vector,
 )
 from escalade.ops.base.grid import blocks, ceil_div
@@ -36,10 +36,10 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
-    check_images,
     check_problem,
     empty_images_like,
-    layout_of,
+    form_of,
+    shape_of,
 )
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 from escalade.ops.shared.pooling import empty_output
@@ -394,10 +394,8 @@ def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAv
 # --- the reference
 
 
-def random_inputs(
-    problem: AdaptiveAvgPool2dProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return quantized_input(pooling.random_inputs(problem, device, seed), problem.x_dtype)
+def random_inputs(problem: AdaptiveAvgPool2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return quantized_input(pooling.random_inputs(problem, draw), problem.x_dtype)
 
 
 def compute(problem: AdaptiveAvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
@@ -451,19 +449,13 @@ def adaptive_avg_pool2d(
 
 
 def _plan(x: torch.Tensor, output: Pair, rung: str | None = None) -> CallPlan:
-    check_images("adaptive_avg_pool2d", x)
-    n, c, h, w = x.shape
-    problem = AdaptiveAvgPool2dProblem(
-        n, c, h, w, (output[0], output[-1]), dtype_of("adaptive_avg_pool2d", x), layout_of(x)
-    )
-    return pooling.plan(ADAPTIVE_AVG_POOL2D, problem, x, rung)
-
-
-def _fake(x: torch.Tensor, output: Pair, *_: object) -> torch.Tensor:
-    check_images("adaptive_avg_pool2d", x)
     if min(output) < 1:
         raise UnsupportedError(f"output is {list(output)}: it must be at least 1")
-    return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
+    return CallPlan(
+        ADAPTIVE_AVG_POOL2D,
+        lambda: empty_images_like(x, (*x.shape[:2], *output)),
+        lambda: AdaptiveAvgPool2dProblem(*shape_of(x), output, *form_of(x)),
+    )
 
 
-OPERATOR = define_planned("adaptive_avg_pool2d", _plan, _fake)
+OPERATOR = define_planned("adaptive_avg_pool2d", _plan, "x: N C H W")

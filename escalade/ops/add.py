@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import pointwise
 from escalade.ops.shared.pointwise import Naive, Operand, Vectorized, check, empty_output, random_inputs
@@ -124,24 +123,8 @@ def add(
     return OPERATOR(x, residual, relu, rung)
 
 
-def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
-    dtype = dtype_of("add", x)
-    require_alike(x, {"residual": residual})
-    if x.shape != residual.shape:
-        raise UnsupportedError(
-            f"x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}; add needs one shape for both"
-        )
-    return dtype
-
-
 def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool = False, rung: str | None = None) -> CallPlan:
-    problem = AddProblem(x.numel(), relu, _check(x, residual))
-    return pointwise.plan(ADD, problem, ("x", "residual"), x, rung)
-
-
-def _fake(x: torch.Tensor, residual: torch.Tensor, *_: object) -> torch.Tensor:
-    _check(x, residual)
-    return torch.empty_like(x)
+    return pointwise.plan(ADD, lambda: AddProblem(x.numel(), relu, NAMES[x.dtype]), x, "x", "residual")
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -155,4 +138,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return gradient, gradient, None, None
 
 
-OPERATOR = define_planned("add", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("add", _plan, "x: ..., residual: ...", setup=_setup, backward=_backward)

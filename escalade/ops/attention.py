@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,16 +15,17 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import tf32_tolerance
-from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, NAMES, STORAGE, full_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, STORAGE, full_vector, multiplied_as
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern, joined
-from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
-from escalade.ops.calling.call import CallPlan, Packer, prepare
-from escalade.ops.calling.library import define_autocast, define_planned, require_same_device
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -215,16 +217,15 @@ class AttentionProblem(Named):
 # --- the reference
 
 
-def random_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: AttentionProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates; keys a little longer, so that weights differ."""
-    normal = normal_deviates(torch.Generator(device=device).manual_seed(seed))
     inputs = {}
     for role in "qkv":
         is_packed = not getattr(problem, f"{role}_at")
         sizes = problem.sizes(role) if is_packed else (problem.extent(role),)
-        inputs[role] = normal(*sizes, scale=1.5 if role == "k" else 1.0)
+        inputs[role] = draw.normal(*sizes, scale=1.5 if role == "k" else 1.0)
     if problem.bias:
-        inputs["bias"] = normal(*problem.bias[:3], problem.bias_row)
+        inputs["bias"] = draw.normal(*problem.bias[:3], problem.bias_row)
     return {name: tensor.to(STORAGE[problem.dtype]) for name, tensor in inputs.items()}
 
 
@@ -563,37 +564,6 @@ def attention(
     return OPERATOR(q, k, v, bias, scale, causal, tf32, rung)
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """Check everything but sizes that may be symbolic during tracing."""
-    if q.dtype not in NAMES:
-        raise UnsupportedError(f"q is {q.dtype}; attention supports float32, float16 and bfloat16")
-    for name, one in {"k": k, "v": v, "bias": bias}.items():
-        if one is None:
-            continue
-        require_same_device(q, name, one)
-        if one.dtype != q.dtype and not (name == "bias" and one.dtype == torch.bool):
-            raise UnsupportedError(f"q is {q.dtype} but {name} is {one.dtype}; convert them to one dtype")
-    if any(one.dim() != 4 for one in (q, k, v)) or (bias is not None and bias.dim() > 4):
-        raise UnsupportedError(
-            f"q, k and v have {q.dim()}, {k.dim()} and {v.dim()} dimensions; they must be [batch, heads, tokens, size]"
-        )
-    if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise UnsupportedError(
-            f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}; batch and heads of all must be "
-            "equal, the size of q and k, and the tokens of k and v"
-        )
-    if tf32 and q.dtype != torch.float32:
-        raise UnsupportedError(f"q has dtype {q.dtype}; tf32=True applies to float32 tensors only")
-
-
-def at_of(strides: Sequence[int], elements: int) -> tuple[int, ...] | None:
-    """Return the position of an operand with these strides in PyTorch's order; None if kernels need a packed copy."""
-    *outer, inner = strides
-    if inner != 1 or min(outer) < 0 or max(outer) >= 2**31 or any(step % elements for step in outer):
-        return None
-    return (0, *outer)
-
-
 def _plan(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -604,42 +574,45 @@ def _plan(
     tf32: bool = False,
     rung: str | None = None,
 ) -> CallPlan:
-    _check(q, k, v, bias, tf32)
-    dtype = "tf32" if tf32 else NAMES[q.dtype]
-    packers: dict[str, Packer] = {}
-    at: dict[str, Any] = {}
-    for role, operand in {"q": q, "k": k, "v": v}.items():
-        found = at_of(operand.stride(), full_vector(dtype))
-        at[f"{role}_at"] = found or ()
-        if found is None:
-            packers[role] = torch.Tensor.contiguous
-    sizes: tuple[int, ...] = ()
-    if bias is not None:
-        sizes = (*[1] * (4 - bias.dim()), *bias.shape)
-        packers["bias"] = lambda given: _additive(given, q.dtype)
-    batch, heads, queries, size = q.shape
-    problem = AttentionProblem(
-        batch,
-        heads,
-        queries,
-        k.shape[2],
-        size,
-        v.shape[3],
-        scale,
-        causal,
-        sizes,
-        **at,
-        order="bqh",
-        dtype=dtype,
+    vector = full_vector(multiplied_as(q, tf32))
+    (batch, heads, queries, size), (_, _, keys, value_size) = q.shape, v.shape
+
+    def problem() -> AttentionProblem:
+        sizes = () if bias is None else (*[1] * (4 - bias.dim()), *bias.shape)
+        if bias is not None and sizes[0] not in (1, batch):
+            raise UnsupportedError(f"bias has {sizes[0]} batch items; it must have 1 or {batch}, as q")
+        q_at, k_at, v_at = (at_of(operand.stride(), vector) or () for operand in (q, k, v))
+        return AttentionProblem(
+            batch, heads, queries, keys, size, value_size, scale, causal, sizes, 0, q_at, k_at, v_at, "bqh",
+            multiplied_as(q, tf32),
+        )  # fmt: skip
+
+    return CallPlan(
+        ATTENTION,
+        lambda: q.new_empty((batch, queries, heads, value_size)),
+        problem,
+        {**dict.fromkeys("qkv", partial(_operand, vector)), "bias": partial(_additive, dtype=q.dtype)},
+        finish=_by_heads,
     )
-    if bias is not None and sizes[0] not in (1, q.shape[0]):
-        raise UnsupportedError(f"bias has {sizes[0]} batch items; it must have 1 or {q.shape[0]}, as q")
-    y = torch.empty((batch, queries, heads, v.shape[3]), dtype=q.dtype, device=q.device)
-    return CallPlan(prepare(ATTENTION, problem, q.device, rung), {"y": y}, packers, finish=_by_heads)
 
 
-def _additive(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _operand(vector: int, given: torch.Tensor) -> torch.Tensor:
+    """Return an operand with the strides that it has if kernels can read them."""
+    return given.contiguous() if at_of(given.stride(), vector) is None else given
+
+
+def at_of(strides: Sequence[int], elements: int) -> tuple[int, ...] | None:
+    """Return the position of an operand with these strides in PyTorch's order; None if kernels need a packed copy."""
+    *outer, inner = strides
+    if inner != 1 or min(outer) < 0 or max(outer) >= 2**31 or any(step % elements for step in outer):
+        return None
+    return (0, *outer)
+
+
+def _additive(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Return a packed bias; False becomes -inf."""
+    if bias is None:
+        return None
     if bias.dtype == torch.bool:
         return torch.zeros(bias.shape, dtype=dtype, device=bias.device).masked_fill_(~bias, -torch.inf)
     return bias.contiguous()
@@ -647,20 +620,6 @@ def _additive(bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _by_heads(y: torch.Tensor) -> torch.Tensor:
     return y.transpose(1, 2)
-
-
-def _fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check(q, k, v, bias, tf32)
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -695,21 +654,11 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     )
 
 
-def _cast(
-    dtype: torch.dtype,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast like PyTorch's own operators; dtypes without kernels are left for the checks to report."""
-    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (q, k, v, bias)]
-    return *tensors, scale, causal, tf32 and dtype == torch.float32, rung
-
-
-OPERATOR = define_planned("attention", _plan, _fake, setup=_setup, backward=_backward)
-define_autocast("attention", _cast)
+OPERATOR = define_planned(
+    "attention",
+    _plan,
+    "q: N H Q S, k: N H K S, v: N H K V, bias: * of q|bool",
+    setup=_setup,
+    backward=_backward,
+    autocast=True,
+)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, dtype_of
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -24,7 +25,7 @@ from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.shared import pooling, prologue
-from escalade.ops.shared.images import LAYOUTS, check_images, layout_of
+from escalade.ops.shared.images import LAYOUTS, form_of, shape_of
 from escalade.ops.shared.pooling import empty_output
 from escalade.ops.shared.window_runs import ChannelPacks, RowPacks
 from escalade.ops.shared.windowed import WINDOWS, WindowedImages, check_windows, empty_pooled
@@ -121,9 +122,8 @@ VECTORISED = ChannelPacks[AvgPool2dProblem](
 # --- the reference
 
 
-def random_inputs(problem: AvgPool2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed + 1)
-    return pooling.random_inputs(problem, device, seed) | prologue.random_operands(problem, generator)
+def random_inputs(problem: AvgPool2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return pooling.random_inputs(problem, draw) | prologue.random_operands(problem, draw.next)
 
 
 def exact(problem: AvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
@@ -216,19 +216,14 @@ def _plan(
     divisor: int,
     rung: str | None = None,
 ) -> CallPlan:
-    check_images("avg_pool2d", x)
-    n, c, h, w = x.shape
-    problem = AvgPool2dProblem(
-        n, c, h, w, (kernel[0], kernel[-1]), (stride[0], stride[-1]), (padding[0], padding[-1]), ceil_mode,
-        dtype_of("avg_pool2d", x), layout_of(x), count_padding=count_include_pad, divisor=divisor,
-    )  # fmt: skip
-    return pooling.plan(AVG_POOL2D, problem, x, rung)
+    window = (kernel, stride, padding, ceil_mode)
+    return CallPlan(
+        AVG_POOL2D,
+        lambda: empty_pooled(x, *window),
+        lambda: AvgPool2dProblem(
+            *shape_of(x), *window, *form_of(x), count_padding=count_include_pad, divisor=divisor
+        ),
+    )
 
 
-def _fake(
-    x: torch.Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool, *_: object
-) -> torch.Tensor:
-    return empty_pooled("avg_pool2d", x, kernel, stride, padding, ceil_mode)
-
-
-OPERATOR = define_planned("avg_pool2d", _plan, _fake)
+OPERATOR = define_planned("avg_pool2d", _plan, "x: N C H W")

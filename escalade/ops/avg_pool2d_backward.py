@@ -14,7 +14,8 @@ from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.avg_pool2d import OPERATOR as AVG_POOL2D_OPERATOR
 from escalade.ops.avg_pool2d import AvgPool2dProblem, windows
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -24,7 +25,7 @@ from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, SymPair, define_planned
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, shape_of
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.pooling import random_gradient
 from escalade.ops.shared.pooling_gradients import (
@@ -137,10 +138,8 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: AvgPool2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return {"gradient": random_gradient(problem, device, seed)}
+def random_inputs(problem: AvgPool2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, draw)}
 
 
 def compute(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
@@ -238,21 +237,17 @@ def _plan(
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> CallPlan:
-    pooling.check_gradient(_NAME, gradient)
-    f = AvgPool2dProblem(
-        gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),
-        (padding[0], padding[-1]), ceil_mode, dtype_of(_NAME, gradient),
-        pooling.backward_layout(gradient, channels_last), count_padding=count_include_pad, divisor=divisor,
-    )  # fmt: skip
-    outputs = (f.batch, f.channels, f.output_height, f.output_width)
-    return pooling.plan_backward(
-        AVG_POOL2D_BACKWARD, AvgPool2dBackwardProblem(f), {"gradient": gradient}, {"gradient": outputs}, rung
+    def problem() -> AvgPool2dBackwardProblem:
+        f = AvgPool2dProblem(
+            *shape_of(gradient)[:2], *size, kernel, stride, padding, ceil_mode,
+            *pooling.backward_form(gradient, channels_last), count_padding=count_include_pad, divisor=divisor,
+        )  # fmt: skip
+        pooling.check_gradients(f, {}, gradient=gradient)
+        return AvgPool2dBackwardProblem(f)
+
+    return CallPlan(
+        AVG_POOL2D_BACKWARD, lambda: pooling.empty_gradient(gradient, size, channels_last), problem
     )
-
-
-def _fake(gradient: torch.Tensor, size: SymPair, *settings: Any) -> torch.Tensor:
-    pooling.check_gradient(_NAME, gradient)
-    return pooling.empty_gradient(gradient, size, settings[6] if len(settings) > 6 else None)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -264,4 +259,4 @@ def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return AVG_POOL2D_OPERATOR(gradient, *ctx.settings, None), *(None,) * 9
 
 
-OPERATOR = define_planned(_NAME, _plan, _fake, setup=_setup, backward=_backward_op)
+OPERATOR = define_planned(_NAME, _plan, "gradient: N C P Q", setup=_setup, backward=_backward_op)

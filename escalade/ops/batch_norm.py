@@ -11,34 +11,34 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, full_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
-from escalade.ops.calling.call import CallPlan, prepare
-from escalade.ops.calling.library import define_planned, library, operator, require_alike
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned, library, operator
 from escalade.ops.shared import activation, channels, pointwise
 from escalade.ops.shared.channels import (
     SIZES,
     ChannelTile,
-    channel_packer,
+    channel_packers,
     channels_innermost,
-    check_channel_vectors,
     check_channelwise,
+    vectors_of_x,
 )
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
-    check_images,
     empty_images,
     empty_images_like,
-    layout_of,
-    packer,
+    form_of,
+    shape_of,
     stored_images,
 )
 from escalade.ops.shared.pointwise import ElementPerThread
@@ -230,24 +230,22 @@ RUNGS: tuple[Rung[BatchNormProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(problem: BatchNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics, such that y is of order one."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     size, each = (p.batch, p.channels, p.height, p.width), (1, p.channels, 1, 1)
-    normal = normal_deviates(generator)
-    mean = normal(p.channels)
-    variance = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    x = normal(*size).mul_(variance.sqrt().view(each)).add_(mean.view(each))
+    mean = draw.normal(p.channels)
+    variance = draw.uniform(p.channels).add_(0.5)
+    x = draw.normal(*size).mul_(variance.sqrt().view(each)).add_(mean.view(each))
     inputs = {
         "x": stored_images(p, x),
-        "weight": normal(p.channels),
-        "bias": normal(p.channels),
+        "weight": draw.normal(p.channels),
+        "bias": draw.normal(p.channels),
         "mean": mean,
         "variance": variance,
     }
     if p.residual:
-        inputs["residual"] = stored_images(p, normal(*size))
+        inputs["residual"] = draw.stored(p, *size)
     return inputs
 
 
@@ -338,42 +336,6 @@ def batch_norm(
     return run(x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung)
 
 
-# --- from tensors to problems
-
-
-def check_tensors(
-    operation: str, x: torch.Tensor, channelwise: dict[str, Optional], images: dict[str, Optional]
-) -> None:
-    """Raise unless `channelwise` has one number per channel of x, and `images` have its dtype and shape."""
-    check_images(operation, x)
-    require_alike(x, images)
-    for name, tensor in images.items():
-        if tensor is not None and tensor.shape != x.shape:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(tensor.shape)}; it must match x, {tuple(x.shape)}"
-            )
-    check_channel_vectors(operation, x, channelwise)
-
-
-# --- inference
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    eps: float = DEFAULT_EPSILON,
-    relu: bool = False,
-    residual: Optional = None,
-    *_: object,
-) -> torch.Tensor:
-    vectors = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}
-    check_tensors("batch_norm", x, vectors, {"residual": residual})
-    return empty_images_like(x, x.shape)
-
-
 def _plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -385,21 +347,15 @@ def _plan(
     residual: torch.Tensor | None = None,
     rung: str | None = None,
 ) -> CallPlan:
-    y = _fake(x, weight, bias, mean, variance, eps, relu, residual)
-    n, c, h, w = x.shape
-    problem = BatchNormProblem(
-        n, c, h, w, relu, residual is not None, dtype_of("batch_norm", x), layout_of(x), eps
-    )
-    images, vectors = packer(problem.layout), channel_packer(x)
     return CallPlan(
-        prepare(BATCH_NORM, problem, x.device, rung, problem.elements),
-        {"y": y},
-        {
-            **dict.fromkeys(("x", "residual"), images),
-            **dict.fromkeys(("bias", "mean", "variance"), vectors),
-            "weight": channel_packer(x, 1.0),
-        },
+        BATCH_NORM,
+        lambda: empty_images_like(x, x.shape),
+        lambda: BatchNormProblem(*shape_of(x), relu, residual is not None, *form_of(x), eps),
+        channel_packers(x, "bias", "mean", "variance", weight=1.0),
     )
+
+
+# --- inference
 
 
 def _setup_inference(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -449,8 +405,9 @@ def _batch_norm(
 
 
 INFERENCE = define_planned(
-    "batch_norm_inference", _plan, _fake, setup=_setup_inference, backward=_backward_inference
-)
+    "batch_norm_inference", _plan, f"{vectors_of_x('weight', 'bias', 'mean', 'variance')}, residual: N C H W",
+    setup=_setup_inference, backward=_backward_inference,
+)  # fmt: skip
 library.define(
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "bool training=False, float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, "

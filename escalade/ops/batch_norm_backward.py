@@ -12,33 +12,35 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, full_vector, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, full_vector, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates, summed_in_fp32
+from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in_fp32
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.batch_norm import check_tensors
-from escalade.ops.calling.call import CallPlan, prepare
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.shared import channels
 from escalade.ops.shared.channels import (
     SIZES,
     ChannelTile,
-    channel_packer,
+    channel_packers,
     channels_innermost,
     check_channelwise,
+    empty_vector,
+    vectors_of_x,
 )
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     empty_images,
     empty_images_like,
-    layout_of,
-    packer,
+    form_of,
+    shape_of,
     stored_images,
 )
 from escalade.ops.shared.pointwise import PacksConfig
@@ -405,21 +407,15 @@ def _each(channelwise: torch.Tensor) -> torch.Tensor:
     return channelwise.view(1, -1, 1, 1)
 
 
-def random_inputs(
-    problem: BatchNormBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics; if the mask comes from x, no output is near 0."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     size = (p.batch, p.channels, p.height, p.width)
-    normal = normal_deviates(generator)
-    mean, bias = normal(p.channels), normal(p.channels)
-    rstd = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    weight = (
-        torch.rand(p.channels, generator=generator, device=device).add_(0.5).mul_(normal(p.channels).sign())
-    )
-    inputs = {"gradient": stored_images(p, normal(*size)), "weight": weight, "mean": mean, "rstd": rstd}
-    outputs = normal(*size).add_(_each(bias))
+    mean, bias = draw.normal(p.channels), draw.normal(p.channels)
+    rstd = draw.uniform(p.channels).add_(0.5)
+    weight = draw.uniform(p.channels).add_(0.5).mul_(draw.normal(p.channels).sign())
+    inputs = {"gradient": draw.stored(p, *size), "weight": weight, "mean": mean, "rstd": rstd}
+    outputs = draw.normal(*size).add_(_each(bias))
     if p.mask == "x":
         outputs = torch.where(outputs.abs() < _MARGIN, 1.0, outputs)
     if p.mask == "x" or p.recompute:
@@ -596,31 +592,6 @@ def batch_norm_backward(
     return tuple(found[: 3 + residual])
 
 
-def _fake(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    relu: bool = False,
-    output: torch.Tensor | None = None,
-    residual: bool = False,
-    *_: object,
-) -> Gradients:
-    vectors = {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd}
-    check_tensors(_NAME, x, vectors, {"gradient": gradient, "output": output})
-    if residual and _mask(relu, output) != "output":
-        raise UnsupportedError(
-            "residual without output: behind a ReLU batch_norm_backward needs `output`; without a ReLU the residual's "
-            "gradient is the gradient itself"
-        )
-    grad_x = empty_images_like(x, x.shape)
-    of_weight, of_bias = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
-    of_residual = empty_images_like(x, x.shape) if residual else x.new_empty(0)
-    return grad_x, of_weight, of_bias, of_residual
-
-
 def _plan(
     gradient: torch.Tensor,
     x: torch.Tensor,
@@ -633,29 +604,27 @@ def _plan(
     residual: bool = False,
     rung: str | None = None,
 ) -> CallPlan:
-    results = _fake(gradient, x, weight, bias, mean, rstd, relu, output, residual)
-    mask = _mask(relu, output)
-    n, c, h, w = x.shape
-    problem = BatchNormBackwardProblem(n, c, h, w, mask, residual, dtype_of(_NAME, x), layout_of(x))
-    images, vectors = packer(problem.layout), channel_packer(x)
-    packers = {
-        **dict.fromkeys(("gradient", "x", "output"), images),
-        **dict.fromkeys(("mean", "rstd"), vectors),
-        "bias": vectors if mask == "x" else _absent,
-        "weight": channel_packer(x, 1.0),
-    }
-    names = ("y", "weight_gradient", "bias_gradient", "residual_gradient")
-    prepared = prepare(BATCH_NORM_BACKWARD, problem, x.device, rung)
-    return CallPlan(prepared, dict(zip(names, results, strict=True)), packers, results=names)
+    mask = "output" if output is not None else "x" if relu else "none"  # source of the ReLU's mask
+    if residual and mask != "output":
+        raise UnsupportedError(
+            "residual without output: behind a ReLU batch_norm_backward needs `output`; without a ReLU the residual's "
+            "gradient is the gradient itself"
+        )
+    packers = channel_packers(x, "bias", "mean", "rstd", weight=1.0)
+    return CallPlan(
+        BATCH_NORM_BACKWARD,
+        lambda: {
+            "y": empty_images_like(x, x.shape),
+            **{name: empty_vector(x) for name in ("weight_gradient", "bias_gradient")},
+            "residual_gradient": empty_images_like(x, x.shape) if residual else x.new_empty(0),
+        },
+        lambda: BatchNormBackwardProblem(*shape_of(x), mask, residual, *form_of(x)),
+        packers if mask == "x" else {**packers, "bias": _absent},
+    )
 
 
 def _absent(bias: torch.Tensor | None) -> None:
     """Drop a bias that the kernel does not need."""
-
-
-def _mask(relu: bool, output: torch.Tensor | None) -> str:
-    """Return the source of the ReLU's mask."""
-    return "output" if output is not None else "x" if relu else "none"
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -688,5 +657,7 @@ def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
 
 
 OPERATOR = define_planned(
-    _NAME, _plan, _fake, returns="(Tensor, Tensor, Tensor, Tensor)", setup=_setup, backward=_backward
-)
+    _NAME, _plan,
+    f"gradient: N C H W, {vectors_of_x('weight', 'bias', 'mean', 'rstd')}, output: N C H W",
+    returns="(Tensor, Tensor, Tensor, Tensor)", setup=_setup, backward=_backward,
+)  # fmt: skip

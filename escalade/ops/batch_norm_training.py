@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from escalade.device.recipe import Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
@@ -26,7 +27,6 @@ from escalade.ops.batch_norm import (
     START_US,
     BatchNormProblem,
     PacksConfig,
-    check_tensors,
 )
 from escalade.ops.batch_norm import empty_output as batch_norm_empty_output
 from escalade.ops.batch_norm import random_inputs as batch_norm_random_inputs
@@ -39,11 +39,11 @@ from escalade.ops.batch_statistics import (
     numbers,
 )
 from escalade.ops.batch_statistics import random_inputs as batch_statistics_random_inputs
-from escalade.ops.calling.call import CallPlan, prepare
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, channels
-from escalade.ops.shared.channels import SIZES, channel_packer
-from escalade.ops.shared.images import LAYOUTS, Images, empty_images_like, layout_of, packer
+from escalade.ops.shared.channels import SIZES, channel_packers, empty_vector, vectors_of_x
+from escalade.ops.shared.images import LAYOUTS, Images, empty_images_like, form_of, shape_of
 from escalade.ops.shared.resident import ResidentConfig, ResidentRung, slices
 
 # --- the problem
@@ -263,12 +263,10 @@ RESIDENT = Resident(
 # --- the reference
 
 
-def random_inputs(
-    problem: BatchNormTrainingProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchNormTrainingProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different statistics, such that y is of order one."""
-    inputs = batch_statistics_random_inputs(problem.statistics, device, seed)
-    others = batch_norm_random_inputs(problem.normalization, device, seed + 1)
+    inputs = batch_statistics_random_inputs(problem.statistics, draw)
+    others = batch_norm_random_inputs(problem.normalization, draw.next)
     wanted = ("weight", "bias", "residual") if problem.residual else ("weight", "bias")
     return {**inputs, **{name: others[name] for name in wanted}}
 
@@ -366,33 +364,6 @@ def batch_norm_training(
     return tuple(found[: 3 if running_mean is None else 5])
 
 
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None = None,
-    running_var: torch.Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = DEFAULT_EPSILON,
-    relu: bool = False,
-    residual: torch.Tensor | None = None,
-    *_: object,
-) -> Results:
-    running = {"running_mean": running_mean, "running_var": running_var}
-    check_tensors(_NAME, x, {"weight": weight, "bias": bias, **running}, {"residual": residual})
-    if (running_mean is None) != (running_var is None):
-        raise UnsupportedError("running_mean without running_var, or the reverse: pass both or neither")
-    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
-        raise UnsupportedError(
-            f"x has shape {tuple(x.shape)}; training needs more than one value per channel for a variance"
-        )
-    moves = running_mean is not None
-    y = empty_images_like(x, x.shape)
-    mean, rstd = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
-    moved = [x.new_empty(x.shape[1] if moves else 0, dtype=torch.float32) for _ in range(2)]
-    return y, mean, rstd, moved[0], moved[1]
-
-
 def _plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -405,24 +376,31 @@ def _plan(
     residual: torch.Tensor | None = None,
     rung: str | None = None,
 ) -> CallPlan:
-    results = _fake(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual)
     moves = running_mean is not None
-    n, c, h, w = x.shape
-    problem = BatchNormTrainingProblem(
-        n, c, h, w, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps, momentum if moves else None
-    )  # fmt: skip
-    images, vectors = packer(problem.layout), channel_packer(x)
-    packers = {"x": images, "residual": images, "weight": channel_packer(x, 1.0), "bias": vectors}
-    if moves:
-        packers |= {"running_mean": vectors, "running_variance": vectors}
-    names = ("y", "mean", "rstd", "moved_mean", "moved_variance")
+    if moves != (running_var is not None):
+        raise UnsupportedError("running_mean without running_var, or the reverse: pass both or neither")
+    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        raise UnsupportedError(
+            f"x has shape {tuple(x.shape)}; training needs more than one value per channel for a variance"
+        )
+    running = ("running_mean", "running_variance") if moves else ()
     return CallPlan(
-        prepare(BATCH_NORM_TRAINING, problem, x.device, rung),
-        dict(zip(names, results, strict=True)),
-        packers,
-        results=names,
+        BATCH_NORM_TRAINING,
+        lambda: {
+            "y": empty_images_like(x, x.shape),
+            **{name: empty_vector(x) for name in ("mean", "rstd")},
+            **{name: empty_vector(x, moves) for name in ("moved_mean", "moved_variance")},
+        },
+        lambda: BatchNormTrainingProblem(
+            *shape_of(x), relu, residual is not None, *form_of(x), eps, momentum if moves else None
+        ),
+        channel_packers(x, "bias", *running, weight=1.0),
         renamed={"running_var": "running_variance"},
     )
 
 
-OPERATOR = define_planned(_NAME, _plan, _fake, returns="(Tensor, Tensor, Tensor, Tensor, Tensor)")
+OPERATOR = define_planned(
+    _NAME, _plan,
+    f"{vectors_of_x('weight', 'bias', 'running_mean', 'running_var')}, residual: N C H W",
+    returns="(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip

@@ -12,23 +12,23 @@ from escalade.device.program import Program
 from escalade.device.recipe import Addresses, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
-from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import channels
 from escalade.ops.shared.channels import SIZES, ChannelTile, channels_innermost, check_channelwise
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
-    check_images,
-    layout_of,
-    packer,
+    form_of,
+    shape_of,
     stored_images,
 )
 from escalade.ops.shared.pointwise import PacksConfig
@@ -266,28 +266,22 @@ RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(
-    problem: BatchStatisticsProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: BatchStatisticsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Channels with different means and deviations."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    means = torch.randn(p.channels, generator=generator, device=device).mul_(3)
-    deviations = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
+    means = draw.normal(p.channels).mul_(3)
+    deviations = draw.uniform(p.channels).add_(0.5)
+    x = draw.normal(p.batch, p.channels, p.height, p.width)
     inputs = {"x": stored_images(p, x.mul_(deviations.view(1, -1, 1, 1)).add_(means.view(1, -1, 1, 1)))}
-    return inputs | running_statistics(p, generator)
+    return inputs | running_statistics(p, draw)
 
 
-def running_statistics(
-    problem: BatchStatisticsProblem, generator: torch.Generator
-) -> dict[str, torch.Tensor]:
+def running_statistics(problem: BatchStatisticsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return random running statistics if the problem moves them."""
     if problem.momentum is None:
         return {}
-    device = generator.device
-    mean = torch.randn(problem.channels, generator=generator, device=device)
-    variance = torch.rand(problem.channels, generator=generator, device=device).add_(0.5)
+    mean = draw.normal(problem.channels)
+    variance = draw.uniform(problem.channels).add_(0.5)
     return {"running_mean": mean, "running_variance": variance}
 
 
@@ -378,16 +372,11 @@ def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tenso
 
 
 def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
-    check_images("batch_statistics", x)
-    n, c, h, w = x.shape
-    problem = BatchStatisticsProblem(n, c, h, w, dtype_of("batch_statistics", x), layout_of(x))
-    prepared = prepare(BATCH_STATISTICS, problem, x.device, rung)
-    return CallPlan(prepared, outputs(BATCH_STATISTICS, problem), {"x": packer(problem.layout)})
-
-
-def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
-    check_images("batch_statistics", x)
-    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
+    return CallPlan(
+        BATCH_STATISTICS,
+        lambda: x.new_empty((2, x.shape[1]), dtype=torch.float32),
+        lambda: BatchStatisticsProblem(*shape_of(x), *form_of(x)),
+    )
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -402,4 +391,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return ((of_mean + 2 * (x - mean) * of_variance) / count).to(x.dtype), None
 
 
-OPERATOR = define_planned("batch_statistics", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("batch_statistics", _plan, "x: N C H W", setup=_setup, backward=_backward)

@@ -12,6 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -348,18 +349,17 @@ TILED = Tiled(
 # --- the reference
 
 
-def random_inputs(problem: ConvertProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: ConvertProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """x has three dimensions in memory order, so that only the problem defines its layout."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     rest = (p.stored_channels, p.pixels) if p.source_layout == "nchw" else (p.pixels, p.stored_channels)
     if p.source == "uint8":
-        x = torch.randint(0, 256, (p.batch, *rest), generator=generator, device=device, dtype=torch.uint8)
+        x = draw.integers(256, p.batch, *rest, dtype=torch.uint8)
     else:
-        x = torch.randn((p.batch, *rest), generator=generator, device=device).to(STORAGE[p.source])
+        x = draw.normal(p.batch, *rest).to(STORAGE[p.source])
     if not p.normalise:
         return {"x": x}
-    scale, shift = torch.randn((2, p.channels), generator=generator, device=device)
+    scale, shift = draw.normal(2, p.channels)
     return {"x": x, "scale": scale.contiguous(), "shift": shift.clone()}
 
 

@@ -14,6 +14,7 @@ from escalade.device.program import Program, Type
 from escalade.device.recipe import Addresses, Argument, Buffer, Ints, KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -499,16 +500,15 @@ def rolled(sizes: tuple[int, int, int], down: int, along: int) -> CopyProblem:
 # --- the reference
 
 
-def random_inputs(problem: CopyProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
+def random_inputs(problem: CopyProblem, draw: Draw) -> dict[str, torch.Tensor]:
     storage = STORAGE[problem.dtype]
     found = {}
     for name in problem.sources:
         size = (problem.source_elements(name),)
         if storage.is_floating_point:
-            found[name] = torch.randn(size, generator=generator, device=device).to(storage)
+            found[name] = draw.normal(*size).to(storage)
         else:
-            found[name] = torch.randint(0, 256, size, generator=generator, device=device).to(storage)
+            found[name] = draw.integers(256, *size).to(storage)
     return found
 
 

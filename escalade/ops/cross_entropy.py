@@ -13,7 +13,8 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
@@ -21,7 +22,6 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import Packer
-from escalade.ops.calling.library import require_same_device
 from escalade.ops.reduce import total
 from escalade.ops.shared.losses import REDUCTIONS, define_loss, empty_loss, gradient_of, loss_buffer
 from escalade.ops.shared.rows import LAYOUTS, check_fields
@@ -203,17 +203,16 @@ RUNGS: tuple[Rung[CrossEntropyProblem], ...] = (
 _NEVER = -1  # a target that no row has
 
 
-def random_inputs(problem: CrossEntropyProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: CrossEntropyProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal logits, and targets of which every third is ignored, if any may be."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn((p.batch, p.classes), generator=generator, device=device)
-    target = torch.randint(0, p.classes, (p.batch,), generator=generator, device=device)
+    x = draw.normal(p.batch, p.classes)
+    target = draw.integers(p.classes, p.batch)
     if p.ignored is not None:
         target[1::3] = p.ignored
     inputs = {"x": x.to(STORAGE[p.dtype]), "target": target}
     # Large enough that the gradients of a mean are not subnormal in fp16.
-    scale = torch.tensor([0.75 * (p.batch if p.reduction == "mean" else 1)], device=device)
+    scale = torch.tensor([0.75 * (p.batch if p.reduction == "mean" else 1)], device=draw.device)
     return {**inputs, "scale": scale} if p.gradient else inputs
 
 
@@ -339,19 +338,11 @@ def _problem(
     reduction: str = "mean",
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
-    rung: str | None = None,
     *,
     gradient: bool,
 ) -> CrossEntropyProblem:
-    dtype = dtype_of("cross_entropy", x)
-    require_same_device(x, "target", target)
-    if x.dim() < 2 or target.shape != x.shape[:1] + x.shape[2:] or target.dtype != torch.int64:
-        raise UnsupportedError(
-            f"x is {list(x.shape)} and target {list(target.shape)} of {target.dtype}; cross_entropy needs x of "
-            "`[rows][classes]` or `[images][classes][…]`, and a class per row or pixel, of torch.int64"
-        )
     return CrossEntropyProblem(
-        target.numel(), x.shape[1], reduction, label_smoothing, ignore_index, gradient, dtype
+        target.numel(), x.shape[1], reduction, label_smoothing, ignore_index, gradient, NAMES[x.dtype]
     )
 
 
@@ -375,6 +366,5 @@ def _of_nothing(problem: CrossEntropyProblem) -> float:
 
 
 OPERATOR, _WITH_GRADIENT = define_loss(
-    CROSS_ENTROPY, 'str reduction="mean", int? ignore_index=-100, float label_smoothing=0.0',
-    _problem, _packers, _empty_gradient, _of_nothing,
-)  # fmt: skip
+    CROSS_ENTROPY, _problem, "x: N C ..., target: N ... of int64", _packers, _empty_gradient, _of_nothing
+)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
@@ -18,7 +19,7 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
-from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits, stored_images
+from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits
 
 # --- the problem
 
@@ -126,11 +127,9 @@ def summed(x: torch.Tensor, zeros: bool) -> torch.Tensor:
     return sums.flip(2, 3).transpose(0, 1)
 
 
-def random_inputs(problem: FilterSumsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: FilterSumsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
-    return {"x": stored_images(p, x)}
+    return {"x": draw.stored(p, p.batch, p.channels, p.height, p.width)}
 
 
 def peer(problem: FilterSumsProblem, inputs: Tensors) -> torch.Tensor:

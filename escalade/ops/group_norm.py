@@ -14,28 +14,28 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
-from escalade.ops.calling.call import CallPlan, outputs, prepare
-from escalade.ops.calling.library import define_planned, require_sizes
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
-    check_images,
     check_problem,
     empty_images,
     empty_images_like,
-    layout_of,
-    packer,
+    form_of,
     require_32_bits,
+    shape_of,
     stored_images,
 )
 
@@ -591,18 +591,18 @@ CLUSTERED = Clustered(
 # --- the reference
 
 
-def random_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: GroupNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal images, each channel with its own mean and spread."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     each = (p.batch, p.channels, 1, 1)
-    x = normal(p.batch, p.channels, p.height, p.width) * (1 + normal(*each).abs()) + normal(*each)
+    x = draw.normal(p.batch, p.channels, p.height, p.width) * (1 + draw.normal(*each).abs()) + draw.normal(
+        *each
+    )
     tensors = {"x": stored_images(p, x)}
     if p.weight:
-        tensors["weight"] = (1 + 0.3 * normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["weight"] = (1 + 0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
     if p.bias:
-        tensors["bias"] = (0.3 * normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["bias"] = (0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
     return tensors
 
 
@@ -676,12 +676,6 @@ def group_norm(
     return OPERATOR(x, groups, weight, bias, epsilon, rung)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    check_images("group_norm", x)
-    sizes = x.shape[1:2]
-    require_sizes("group_norm", x, {"weight": (weight, sizes), "bias": (bias, sizes)})
-
-
 def _plan(
     x: torch.Tensor,
     groups: int,
@@ -690,24 +684,12 @@ def _plan(
     epsilon: float,
     rung: str | None = None,
 ) -> CallPlan:
-    _check(x, weight, bias)
-    n, c, h, w = x.shape
-    problem = GroupNormProblem(
-        n, c, h, w, groups, weight is not None, bias is not None, epsilon=epsilon, dtype=dtype_of("group_norm", x),
-        layout=layout_of(x),
-    )  # fmt: skip
+    given, (dtype, layout) = (weight is not None, bias is not None), form_of(x)
     return CallPlan(
-        prepare(GROUP_NORM, problem, x.device, rung, problem.elements),
-        outputs(GROUP_NORM, problem),
-        dict.fromkeys(("x", "weight", "bias"), packer(problem.layout)),
+        GROUP_NORM,
+        lambda: empty_images_like(x, x.shape),
+        lambda: GroupNormProblem(*shape_of(x), groups, *given, epsilon=epsilon, dtype=dtype, layout=layout),
     )
-
-
-def _fake(
-    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object
-) -> torch.Tensor:
-    _check(x, weight, bias)
-    return empty_images_like(x, x.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -730,4 +712,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return of_x, None, of_weight, of_bias, None, None
 
 
-OPERATOR = define_planned("group_norm", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "group_norm", _plan, "x: N C H W, weight: C, bias: C", setup=_setup, backward=_backward
+)

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned, require_sizes
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, columns, rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
@@ -281,17 +282,15 @@ IN_REGISTERS = InRegisters(
 # --- the reference
 
 
-def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: LayerNormProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal rows, each with its own mean and spread."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     rows, features = problem.rows, problem.features
-    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
+    x = draw.normal(rows, features) * (1 + draw.normal(rows, 1).abs()) + draw.normal(rows, 1)
     tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
     if problem.weight:
-        tensors["weight"] = 1 + 0.3 * normal(features)
+        tensors["weight"] = 1 + 0.3 * draw.normal(features)
     if problem.bias:
-        tensors["bias"] = 0.3 * normal(features)
+        tensors["bias"] = 0.3 * draw.normal(features)
     return {
         name: tensor.to(STORAGE[problem.dtype if name == "x" else problem.parameters])
         for name, tensor in tensors.items()
@@ -373,12 +372,6 @@ def layer_norm(
     return OPERATOR(x, weight, bias, epsilon, rung)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    rows.check_matrix("layer_norm", x)
-    sizes = x.shape[-1:]
-    require_sizes("layer_norm", x, {"weight": (weight, sizes), "bias": (bias, sizes)})
-
-
 def _plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -386,20 +379,12 @@ def _plan(
     epsilon: float,
     rung: str | None = None,
 ) -> CallPlan:
-    _check(x, weight, bias)
-    problem = LayerNormProblem(
-        rows.rows_of(x), x.shape[-1], weight is not None, bias is not None, epsilon=epsilon,
-        dtype=dtype_of("layer_norm", x),
-    )  # fmt: skip
-    given = ("x", "weight", "bias")
-    return rows.plan(LAYER_NORM, problem, rung, given, torch.empty(x.shape, dtype=x.dtype, device=x.device))
-
-
-def _fake(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object
-) -> torch.Tensor:
-    _check(x, weight, bias)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    given = (weight is not None, bias is not None)
+    return CallPlan(
+        LAYER_NORM,
+        lambda: rows.empty_like(x),
+        lambda: LayerNormProblem(*rows.sizes(x), *given, epsilon=epsilon, dtype=NAMES[x.dtype]),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -420,4 +405,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(part if asked else None for part, asked in zip(found, wanted, strict=True)), None, None)
 
 
-OPERATOR = define_planned("layer_norm", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "layer_norm", _plan, "x: ... C, weight: C, bias: C", setup=_setup, backward=_backward
+)

@@ -11,12 +11,13 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.layer_norm import EPSILON, RegistersConfig, registers_configs
 from escalade.ops.shared.rows import LAYOUTS, check_fields
@@ -177,17 +178,13 @@ IN_REGISTERS = InRegisters(
 # --- the reference
 
 
-def random_inputs(
-    problem: LayerNormBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: LayerNormBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal gradients, and rows with a mean and a spread of their own."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     rows, features, kind = problem.batch, problem.features, STORAGE[problem.dtype]
-    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
-    tensors = {"gradient": normal(rows, features).to(kind), "x": x.to(kind)}
+    x = draw.normal(rows, features) * (1 + draw.normal(rows, 1).abs()) + draw.normal(rows, 1)
+    tensors = {"gradient": draw.normal(rows, features).to(kind), "x": x.to(kind)}
     if problem.weight:
-        tensors["weight"] = 1 + 0.3 * normal(features)
+        tensors["weight"] = 1 + 0.3 * draw.normal(features)
     return tensors
 
 

@@ -14,6 +14,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, 
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import TWIN, Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     ELEMENT_BYTES,
     MULTIPLIED,
@@ -21,6 +22,7 @@ from escalade.ops.base.dtypes import (
     QUANTIZED,
     STORAGE,
     full_vector,
+    multiplied_as,
     widest_vector,
 )
 from escalade.ops.base.grid import ceil_div
@@ -31,7 +33,7 @@ from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned, require_alike
+from escalade.ops.calling.library import define_planned
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.shared import activation, rows
 from escalade.ops.shared.quantized_input import (
@@ -123,21 +125,17 @@ class LinearProblem(Named):
 # --- the reference
 
 
-def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: LinearProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep outputs of order one."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
 
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
-        return values.to(STORAGE[p.dtype])
-
+    size = (p.batch, p.pixels, p.in_features) if p.pixels > 1 else (p.batch, p.in_features)
     inputs = {
-        "x": normal(p.batch, p.pixels, p.in_features) if p.pixels > 1 else normal(p.batch, p.in_features),
-        "weight": normal(p.out_features, p.in_features, scale=p.in_features**-0.5),
+        "x": draw.stored(p, *size),
+        "weight": draw.stored(p, p.out_features, p.in_features, scale=p.in_features**-0.5),
     }
     if p.bias:
-        inputs["bias"] = normal(p.out_features)
+        inputs["bias"] = draw.stored(p, p.out_features)
     return quantized_input(inputs, p.x_dtype)
 
 
@@ -792,10 +790,20 @@ LINEAR = Linear()
 # --- the PyTorch operator
 
 
-_SCHEMA = (
-    "linear(Tensor x, Tensor weight, Tensor? bias=None, bool relu=False, bool tf32=False, str? rung=None) "
-    "-> Tensor"
-)
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> CallPlan:
+    features = weight.shape[0]
+    return CallPlan(
+        LINEAR,
+        lambda: rows.empty_like(x, features),
+        lambda: LinearProblem(*rows.sizes(x), features, bias is not None, relu, multiplied_as(x, tf32)),
+    )
 
 
 def linear(
@@ -812,55 +820,6 @@ def linear(
     `tf32` allows TF32 products for fp32 tensors; `rung` selects a rung of the ladder by name.
     """
     return OPERATOR(x, weight, bias, relu, tf32, rung)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """Check everything but the number of rows, which may be symbolic during tracing."""
-    rows.check_matrix("linear", x)
-    if weight.dim() != 2:
-        raise UnsupportedError(
-            f"weight has shape {tuple(weight.shape)}; it must be [features out, features in]"
-        )
-    require_alike(x, {"weight": weight, "bias": bias})
-    if x.shape[-1] != weight.shape[1]:
-        raise UnsupportedError(
-            f"x has rows of {x.shape[-1]}, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
-        )
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
-        raise UnsupportedError(
-            f"bias has shape {tuple(bias.shape)}; for {weight.shape[0]} features out it must be ({weight.shape[0]},)"
-        )
-    if tf32 and x.dtype != torch.float32:
-        raise UnsupportedError(f"x has dtype {x.dtype}; tf32=True applies to float32 tensors only")
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    _check(x, weight, bias, tf32)
-    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-
-
-def _plan(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    relu: bool,
-    tf32: bool,
-    rung: str | None,
-) -> CallPlan:
-    y = _fake(x, weight, bias, relu, tf32)
-    out_features, in_features = weight.shape
-    problem = LinearProblem(
-        rows.rows_of(x), in_features, out_features, bias is not None, relu,
-        "tf32" if tf32 else NAMES[x.dtype],
-    )  # fmt: skip
-    return rows.plan(LINEAR, problem, rung, ("x", "weight", "bias"), y)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -887,19 +846,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def _cast(
-    dtype: torch.dtype,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    relu: bool = False,
-    tf32: bool = False,
-    rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast like PyTorch's own operators; dtypes without kernels are left for the checks to report."""
-    tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (x, weight, bias)]
-    return *tensors, relu, tf32 and dtype == torch.float32, rung
-
-
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
-define_autocast("linear", _cast)
+OPERATOR = define_planned(
+    "linear", _plan, "x: ... I, weight: O I, bias: O", setup=_setup, backward=_backward, autocast=True
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -23,7 +23,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, check_images, layout_of
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, form_of, layout_of, shape_of
 from escalade.ops.shared.pooling import empty_output, random_inputs
 from escalade.ops.shared.window_runs import ChannelPacks, RowPacks
 from escalade.ops.shared.windowed import WINDOWS, WindowedImages, check_windows, empty_pooled
@@ -388,33 +388,15 @@ def max_pool2d_with_places(
     return y, places
 
 
-def _problem(
-    x: torch.Tensor,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    ceil_mode: bool,
-    places: bool = False,
-    behind_relu: bool = False,
-) -> MaxPool2dProblem:
-    check_images("max_pool2d", x)
-    n, c, h, w = x.shape
-    return MaxPool2dProblem(
-        n, c, h, w, (kernel[0], kernel[-1]), (stride[0], stride[-1]), (padding[0], padding[-1]), ceil_mode,
-        dtype_of("max_pool2d", x), layout_of(x), places=places, behind_relu=behind_relu,
-    )  # fmt: skip
-
-
 def _plan(
     x: torch.Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool, rung: str | None = None
 ) -> CallPlan:
-    return pooling.plan(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
-
-
-def _fake(
-    x: torch.Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool, *_: object
-) -> torch.Tensor:
-    return empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
+    window = (kernel, stride, padding, ceil_mode)
+    return CallPlan(
+        MAX_POOL2D,
+        lambda: empty_pooled(x, *window),
+        lambda: MaxPool2dProblem(*shape_of(x), *window, *form_of(x)),
+    )
 
 
 def _plan_with_places(
@@ -426,16 +408,15 @@ def _plan_with_places(
     behind_relu: bool = False,
     rung: str | None = None,
 ) -> CallPlan:
-    problem = _problem(x, kernel, stride, padding, ceil_mode, True, behind_relu)
-    return replace(pooling.plan(MAX_POOL2D, problem, x, rung), results=("y", "places"))
+    window = (kernel, stride, padding, ceil_mode)
+    return CallPlan(
+        MAX_POOL2D,
+        lambda: {"y": empty_pooled(x, *window), "places": empty_pooled(x, *window, dtype=torch.uint8)},
+        lambda: MaxPool2dProblem(*shape_of(x), *window, *form_of(x), places=True, behind_relu=behind_relu),
+    )
 
 
-def _fake_with_places(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    y = _fake(*arguments)
-    return y, torch.empty_like(y, dtype=torch.uint8)
-
-
-OPERATOR = define_planned("max_pool2d", _plan, _fake)
+OPERATOR = define_planned("max_pool2d", _plan, "x: N C H W")
 _WITH_PLACES = define_planned(
-    "max_pool2d_with_places", _plan_with_places, _fake_with_places, returns="(Tensor, Tensor)"
+    "max_pool2d_with_places", _plan_with_places, "x: N C H W", returns="(Tensor, Tensor)"
 )

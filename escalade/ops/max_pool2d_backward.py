@@ -12,7 +12,8 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -33,7 +34,7 @@ from escalade.ops.max_pool2d import (
     windows,
 )
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, shape_of
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.pooling_gradients import side_by_side_recipe, side_by_side_refusal
 from escalade.ops.shared.windowed import windows_per_pixel
@@ -348,15 +349,13 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: MaxPool2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: MaxPool2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """`indices` are those that PyTorch's forward pass saves; only the peer reads them."""
     f = problem.forward
-    x = pooling.random_inputs(f, device, seed)["x"]
+    x = pooling.random_inputs(f, draw)["x"]
     indices = indices_of(f, x)
     kept = {"places": to_places(f, indices)} if problem.stored else {"x": x}
-    return {"gradient": pooling.random_gradient(problem, device, seed + 1), **kept, "indices": indices}
+    return {"gradient": pooling.random_gradient(problem, draw.next), **kept, "indices": indices}
 
 
 def from_places(
@@ -505,19 +504,6 @@ def max_pool2d_backward(
     )  # fmt: skip
 
 
-def _check(gradient: torch.Tensor, x: torch.Tensor | None, places: torch.Tensor | None, mask: bool) -> None:
-    """Check what does not depend on sizes, which may be symbolic during tracing."""
-    pooling.check_gradient(_NAME, gradient, x=x, places=places)
-    if (x is None) == (places is None):
-        raise UnsupportedError(f"{_NAME} needs either x or places, not both or neither")
-    if x is not None and x.dtype != gradient.dtype:
-        raise UnsupportedError(f"gradient is {gradient.dtype} but x is {x.dtype}; convert them to one dtype")
-    if places is not None and places.dtype != torch.uint8:
-        raise UnsupportedError(f"places is {places.dtype}; {_NAME} needs torch.uint8")
-    if places is not None and mask:
-        raise UnsupportedError("mask and places: places already mark clipped maxima; drop mask")
-
-
 def _plan(
     gradient: torch.Tensor,
     x: torch.Tensor | None,
@@ -531,34 +517,22 @@ def _plan(
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> CallPlan:
-    _check(gradient, x, places, mask)
-    f = MaxPool2dProblem(
-        gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),
-        (padding[0], padding[-1]), ceil_mode, dtype_of(_NAME, gradient),
-        pooling.backward_layout(gradient, channels_last),
-    )  # fmt: skip
-    problem = MaxPool2dBackwardProblem(f, mask=mask, stored=places is not None)
-    outputs = (f.batch, f.channels, f.output_height, f.output_width)
-    tensors = {"gradient": gradient, "x": x, "places": places}
-    sizes = {"gradient": outputs, "x": (f.batch, f.channels, f.height, f.width), "places": outputs}
-    return pooling.plan_backward(MAX_POOL2D_BACKWARD, problem, tensors, sizes, rung)
+    if (x is None) == (places is None):
+        raise UnsupportedError(f"{_NAME} needs either x or places, not both or neither")
+    if places is not None and mask:
+        raise UnsupportedError("mask and places: places already mark clipped maxima; drop mask")
 
+    def problem() -> MaxPool2dBackwardProblem:
+        f = MaxPool2dProblem(
+            *shape_of(gradient)[:2], *size, kernel, stride, padding, ceil_mode,
+            *pooling.backward_form(gradient, channels_last),
+        )  # fmt: skip
+        pooling.check_gradients(f, {"x": x}, gradient=gradient, places=places)
+        return MaxPool2dBackwardProblem(f, mask=mask, stored=places is not None)
 
-def _fake(
-    gradient: torch.Tensor,
-    x: torch.Tensor | None,
-    places: torch.Tensor | None,
-    size: SymPair,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    ceil_mode: bool,
-    mask: bool = False,
-    channels_last: bool | None = None,
-    *_: object,
-) -> torch.Tensor:
-    _check(gradient, x, places, mask)
-    return pooling.empty_gradient(gradient, size, channels_last)
+    return CallPlan(
+        MAX_POOL2D_BACKWARD, lambda: pooling.empty_gradient(gradient, size, channels_last), problem
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -581,4 +555,10 @@ def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return (taken if counts is None else torch.where(counts, taken, 0)), *(None,) * 10
 
 
-OPERATOR = define_planned(_NAME, _plan, _fake, setup=_setup, backward=_backward_op)
+OPERATOR = define_planned(
+    _NAME,
+    _plan,
+    "gradient: N C P Q, x: N C H W, places: N C P Q of uint8",
+    setup=_setup,
+    backward=_backward_op,
+)

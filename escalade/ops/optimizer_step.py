@@ -15,6 +15,7 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Addresses, Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, dtype_of, full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
@@ -465,20 +466,17 @@ _TYPICAL = dict((*sgd(momentum=0.9, dampening=0.1, weight_decay=1e-4).values,
 """Typical values of scalars; others are 0.5."""
 
 
-def random_inputs(problem: OptimizerStepProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: OptimizerStepProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Normal parameters and gradients; state between 0 and 1, since it includes squares."""
-    generator = torch.Generator(device=device).manual_seed(seed)
     inputs = {
-        "scalars": torch.tensor([_TYPICAL.get(name, 0.5) for name in problem.scalars], device=device),
-        "counts": torch.tensor([TAKEN, SKIPPED, 1.0], device=device),
+        "scalars": torch.tensor([_TYPICAL.get(name, 0.5) for name in problem.scalars], device=draw.device),
+        "counts": torch.tensor([TAKEN, SKIPPED, 1.0], device=draw.device),
     }
     for tensor, size in enumerate(problem.sizes):
         parameter, gradient, *state = problem.read(tensor)
-        inputs[parameter] = torch.randn(size, generator=generator, device=device)
-        inputs[gradient] = torch.randn(size, generator=generator, device=device).to(
-            STORAGE[problem.gradient_type(tensor)]
-        )
-        inputs |= {name: torch.rand(size, generator=generator, device=device) for name in state}
+        inputs[parameter] = draw.normal(size)
+        inputs[gradient] = draw.normal(size).to(STORAGE[problem.gradient_type(tensor)])
+        inputs |= {name: draw.uniform(size) for name in state}
     return inputs
 
 

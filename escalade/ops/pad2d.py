@@ -14,7 +14,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -23,15 +23,14 @@ from escalade.ops.base.operation import Operation, Reference, Tensors, in_float6
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import Sides, define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
-    check_images,
     check_problem,
     empty_images_like,
-    layout_of,
+    form_of,
 )
 from escalade.ops.shared.pooling import empty_output, random_inputs
 from escalade.ops.shared.strips import StripConfig, Strips
@@ -261,7 +260,14 @@ PAD2D = Pad2d()
 # --- the PyTorch operator
 
 
-_SCHEMA = "pad2d(Tensor x, int[4] pads, str mode, float value, str? rung=None) -> Tensor"
+def _plan(x: torch.Tensor, pads: Sides, mode: str, value: float, rung: str | None = None) -> CallPlan:
+    top, bottom, left, right = pads
+    n, c, h, w = x.shape
+    return CallPlan(
+        PAD2D,
+        lambda: empty_images_like(x, (n, c, h + top + bottom, w + left + right)),
+        lambda: Pad2dProblem(n, c, h, w, (top, bottom, left, right), mode, value, *form_of(x)),
+    )
 
 
 def pad2d(
@@ -282,21 +288,6 @@ def pad2d(
     return OPERATOR(x, tuple(pads), mode, value, rung)
 
 
-def _plan(x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None) -> CallPlan:
-    check_images("pad2d", x)
-    n, c, h, w = x.shape
-    top, bottom, left, right = pads
-    sides = (top, bottom, left, right)
-    problem = Pad2dProblem(n, c, h, w, sides, mode, value, dtype_of("pad2d", x), layout_of(x))
-    return pooling.plan(PAD2D, problem, x, rung)
-
-
-def _fake(x: torch.Tensor, pads: Sequence[int], *_: object) -> torch.Tensor:
-    check_images("pad2d", x)
-    height, width = x.shape[2] + pads[0] + pads[1], x.shape[3] + pads[2] + pads[3]
-    return empty_images_like(x, (x.shape[0], x.shape[1], height, width))
-
-
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
     x, *ctx.settings, _ = inputs
     ctx.save_for_backward(x)
@@ -312,4 +303,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return grad_x, None, None, None, None
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("pad2d", _plan, "x: N C H W", setup=_setup, backward=_backward)

@@ -12,7 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -22,15 +22,13 @@ from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
-    check_images,
     check_problem,
     empty_images,
     empty_images_like,
-    layout_of,
+    form_of,
     require_32_bits,
 )
 from escalade.ops.shared.pooling import random_inputs
@@ -268,20 +266,15 @@ def pixel_shuffle(
 
 
 def _plan(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> CallPlan:
-    check_images("pixel_shuffle", x)
-    n, c, h, w = x.shape
-    problem = PixelShuffleProblem(n, c, h, w, factor, down, dtype_of("pixel_shuffle", x), layout_of(x))
-    return pooling.plan(PIXEL_SHUFFLE, problem, x, rung)
-
-
-def _fake(x: torch.Tensor, factor: int, down: bool, *_: object) -> torch.Tensor:
-    check_images("pixel_shuffle", x)
     if factor < 1:
         raise UnsupportedError(f"factor is {factor}: it must be at least 1")
-    batch, channels, height, width = x.shape
-    if down:
-        return empty_images_like(x, (batch, channels * factor**2, height // factor, width // factor))
-    return empty_images_like(x, (batch, channels // factor**2, height * factor, width * factor))
+    n, c, h, w = x.shape
+    size = (c * factor**2, h // factor, w // factor) if down else (c // factor**2, h * factor, w * factor)
+    return CallPlan(
+        PIXEL_SHUFFLE,
+        lambda: empty_images_like(x, (n, *size)),
+        lambda: PixelShuffleProblem(n, c, h, w, factor, down, *form_of(x)),
+    )
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -292,4 +285,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return shuffled(gradient, ctx.factor, not ctx.down), None, None, None
 
 
-OPERATOR = define_planned("pixel_shuffle", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("pixel_shuffle", _plan, "x: N C H W", setup=_setup, backward=_backward)

@@ -11,7 +11,8 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, Int64, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, full_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
@@ -19,7 +20,6 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, first_that
 from escalade.ops.calling.call import Packer
-from escalade.ops.calling.library import require_alike
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.losses import REDUCTIONS, define_loss, empty_loss, loss_buffer
 from escalade.ops.shared.pointwise import LAYOUTS, PacksConfig, check, packer_like
@@ -167,18 +167,17 @@ _LOGISTIC = "relu(x) - x * target + log1p(exp(-abs(x))), sigmoid(x) - target"
 # --- the reference
 
 
-def random_inputs(problem: PointwiseLossProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: PointwiseLossProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Normal x, targets between 0 and 1, and the scale of the gradient if there is one."""
-    generator = torch.Generator(device=device).manual_seed(seed)
     storage = STORAGE[problem.dtype]
     inputs = {
-        "x": torch.randn(problem.elements, generator=generator, device=device).to(storage),
-        "target": torch.rand(problem.elements, generator=generator, device=device).to(
-            STORAGE[problem.target_dtype]
-        ),
+        "x": draw.normal(problem.elements).to(storage),
+        "target": draw.uniform(problem.elements).to(STORAGE[problem.target_dtype]),
     }
     # Large enough that the gradients of a mean are not subnormal in fp16.
-    scale = torch.tensor([0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=device)
+    scale = torch.tensor(
+        [0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=draw.device
+    )
     return {**inputs, "scale": scale} if problem.gradient else inputs
 
 
@@ -294,21 +293,9 @@ def mse_loss(
 
 
 def _problem(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    expression: str,
-    reduction: str = "mean",
-    rung: str | None = None,
-    *,
-    gradient: bool,
+    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", *, gradient: bool
 ) -> PointwiseLossProblem:
-    dtype = dtype_of("pointwise_loss", x)
-    require_alike(x, {"target": target})
-    if target.shape != x.shape:
-        raise UnsupportedError(
-            f"x is {list(x.shape)} and target {list(target.shape)}; a loss needs two tensors of one shape"
-        )
-    return PointwiseLossProblem(x.numel(), expression, reduction, gradient, dtype)
+    return PointwiseLossProblem(x.numel(), expression, reduction, gradient, NAMES[x.dtype])
 
 
 def _packers(x: torch.Tensor) -> dict[str, Packer]:
@@ -316,6 +303,4 @@ def _packers(x: torch.Tensor) -> dict[str, Packer]:
     return dict.fromkeys(("x", "target"), packer_like(torch.empty_like(x, device="meta")))
 
 
-OPERATOR, _WITH_GRADIENT = define_loss(
-    POINTWISE_LOSS, 'str expression, str reduction="mean"', _problem, _packers
-)
+OPERATOR, _WITH_GRADIENT = define_loss(POINTWISE_LOSS, _problem, "x: ..., target: ...", _packers)

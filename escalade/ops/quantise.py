@@ -12,14 +12,15 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
     DTYPES,
     E4M3,
     ELEMENT_BYTES,
+    NAMES,
     QUANTIZED,
     STORAGE,
     VECTOR_BYTES,
-    dtype_of,
     stored_as,
 )
 from escalade.ops.base.grid import blocks
@@ -28,10 +29,10 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import C, Rung, ThreadsConfig, first_that
-from escalade.ops.calling.call import CallPlan, prepare
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pointwise
-from escalade.ops.shared.pointwise import PacksConfig, check, packer_like
+from escalade.ops.shared.pointwise import PacksConfig, check
 
 # --- the problem
 
@@ -125,10 +126,9 @@ RUNGS: tuple[Rung[QuantiseProblem], ...] = (
 # --- the reference
 
 
-def random_inputs(problem: QuantiseProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn(problem.elements, generator=generator, device=device).to(STORAGE[problem.dtype])
-    return {"x": x, "factor": torch.tensor([37.5], device=device)}
+def random_inputs(problem: QuantiseProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    x = draw.stored(problem, problem.elements)
+    return {"x": x, "factor": torch.tensor([37.5], device=draw.device)}
 
 
 def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor:
@@ -183,30 +183,12 @@ def quantise(x: torch.Tensor, factor: torch.Tensor, *, rung: str | None = None) 
     return OPERATOR(x, factor, rung)
 
 
-def _check(x: torch.Tensor, factor: torch.Tensor) -> str:
-    dtype = dtype_of("quantise", x)
-    if factor.dtype != torch.float32 or factor.numel() != 1 or factor.device != x.device:
-        raise UnsupportedError(
-            f"factor is {factor.dtype} of shape {tuple(factor.shape)} on {factor.device}; quantise needs one float32 "
-            f"number on {x.device}"
-        )
-    return dtype
-
-
 def _plan(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> CallPlan:
-    problem = QuantiseProblem(x.numel(), _check(x, factor))
-    y = torch.empty_like(x, dtype=E4M3, device="meta")
-    prepared = prepare(QUANTISE, problem, x.device, rung, problem.elements)
-    return CallPlan(prepared, {"y": y}, {"x": packer_like(y)})
-
-
-def _fake(x: torch.Tensor, factor: torch.Tensor, *_: object) -> torch.Tensor:
-    _check(x, factor)
-    return torch.empty_like(x, dtype=E4M3)
+    return pointwise.plan(QUANTISE, lambda: QuantiseProblem(x.numel(), NAMES[x.dtype]), x, "x", dtype=E4M3)
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     raise UnsupportedError("quantise has no gradient; detach x, or call it under torch.no_grad()")
 
 
-OPERATOR = define_planned("quantise", _plan, _fake, backward=_backward)
+OPERATOR = define_planned("quantise", _plan, "x: ..., factor: 1 of float32", backward=_backward)

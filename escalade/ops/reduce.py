@@ -13,7 +13,8 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -23,7 +24,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, fir
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import IDENTITY, Expression
-from escalade.ops.shared import activation, rows
+from escalade.ops.shared import activation
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -323,11 +324,10 @@ _BY_KIND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def random_inputs(problem: ReduceProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: ReduceProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Normal around 1, so that sums do not cancel."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = 1 + torch.randn((p.batch, p.reduced, p.inner), generator=generator, device=device)
+    x = 1 + draw.normal(p.batch, p.reduced, p.inner)
     return {"x": x.to(STORAGE[p.dtype])}
 
 
@@ -403,37 +403,27 @@ def reduce(
     return OPERATOR(x, kind, first, last, correction, before, activation, rung)
 
 
-def _asked(
-    x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str
-) -> tuple[ReduceProblem, list[int]]:
-    """Return the problem, and the shape of its result."""
-    rows.check_matrix("reduce", x)
+def _plan(
+    x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str,
+    rung: str | None = None,
+) -> CallPlan:  # fmt: skip
     rank = x.dim()
     if not (-rank <= first < rank and -rank <= last < rank) or first % rank > last % rank:
         raise UnsupportedError(
             f"dimensions {first} to {last} of {rank}: they must be a range, each at least {-rank} and below {rank}"
         )
-    shape = list(x.shape)
     begin, end = first % rank, last % rank + 1
-    outer, inside, inner = (math.prod(part) for part in (shape[:begin], shape[begin:end], shape[end:]))
-    problem = ReduceProblem(
-        kind, outer, inside, max(1, inner), correction, before, activation=activation, dtype=dtype_of("reduce", x)
-    )  # fmt: skip
-    return problem, shape[:begin] + shape[end:]
 
+    def problem() -> ReduceProblem:
+        outer, inside, inner = (
+            math.prod(part) for part in (x.shape[:begin], x.shape[begin:end], x.shape[end:])
+        )
+        dtype = NAMES[x.dtype]
+        return ReduceProblem(
+            kind, outer, inside, max(1, inner), correction, before, activation=activation, dtype=dtype
+        )
 
-def _plan(
-    x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str,
-    rung: str | None = None,
-) -> CallPlan:  # fmt: skip
-    problem, shape = _asked(x, kind, first, last, correction, before, activation)
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    return CallPlan(None, {"y": y}) if y.numel() == 0 else rows.plan(REDUCE, problem, rung, ("x",), y)
-
-
-def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    _, shape = _asked(x, *arguments[:6])
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
+    return CallPlan(REDUCE, lambda: x.new_empty((*x.shape[:begin], *x.shape[end:])), problem)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -444,7 +434,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """Differentiate PyTorch's formulation."""
     (x,) = ctx.saved_tensors
-    problem, _ = _asked(x, *ctx.arguments)
+    problem: Any = _plan(x, *ctx.arguments).make_problem()
     with torch.enable_grad():
         again = x.detach().requires_grad_()
         y = peer(problem, {"x": again})
@@ -452,4 +442,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (found, *(None for _ in ctx.arguments), None)
 
 
-OPERATOR = define_planned("reduce", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("reduce", _plan, "x: ... C", setup=_setup, backward=_backward)

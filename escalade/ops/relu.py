@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import NUMBER, Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
@@ -166,7 +166,11 @@ def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
 
 
 def _plan(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> CallPlan:
-    return pointwise.plan(RELU, _problem(x, limit), ("x",), x, rung)
+    return pointwise.plan(RELU, lambda: _problem(x, limit), x, "x")
+
+
+def _fake_in_place(x: torch.Tensor, *_: object) -> None:
+    dtype_of("relu", x)
 
 
 def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
@@ -177,15 +181,6 @@ def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None 
     pointwise.run(RELU, _problem(x, limit), {"x": y}, y, rung)
     if y.data_ptr() != x.data_ptr():
         x.copy_(y)
-
-
-def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
-    dtype_of("relu", x)
-    return torch.empty_like(x)
-
-
-def _fake_in_place(x: torch.Tensor, *_: object) -> None:
-    dtype_of("relu", x)
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -206,12 +201,13 @@ def _limit(inputs):  # type: ignore[no-untyped-def]
 
 def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None = None) -> CallPlan:
     """Compute the gradient from the output alone. It passes at NaN on every device, unlike PyTorch's hardtanh."""
-    problem = ReluProblem(output.numel(), limit, dtype_of("relu", output), backward=True)
-    return pointwise.plan(RELU, problem, ("gradient", "output"), output, None)
-
-
-def _fake_gradient(gradient: torch.Tensor, output: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty_like(output)
+    return pointwise.plan(
+        RELU,
+        lambda: ReluProblem(output.numel(), limit, NAMES[output.dtype], backward=True),
+        output,
+        "gradient",
+        "output",
+    )
 
 
 def _setup_gradient(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -226,9 +222,13 @@ def _backward_gradient(ctx, gradient):  # type: ignore[no-untyped-def]
 
 
 _GRADIENT = define_planned(
-    "relu_backward", _plan_gradient, _fake_gradient, setup=_setup_gradient, backward=_backward_gradient
+    "relu_backward",
+    _plan_gradient,
+    "gradient: ..., output: ...",
+    setup=_setup_gradient,
+    backward=_backward_gradient,
 )
-OPERATOR = define_planned("relu", _plan, _fake, setup=_setup, backward=_backward, kept=_limit)
+OPERATOR = define_planned("relu", _plan, "x: ...", setup=_setup, backward=_backward, kept=_limit)
 _IN_PLACE = define_in_place(
     "relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()",
     _run_in_place,

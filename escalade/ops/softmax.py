@@ -12,7 +12,8 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
@@ -269,11 +270,9 @@ PART_OF_WARP = PartOfWarp(
 # --- the reference
 
 
-def random_inputs(problem: SoftmaxProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: SoftmaxProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal: with a wider spread a few large probabilities would hide errors in all the others."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.randn(_sizes(problem), generator=generator, device=device)
-    return {"x": x.to(STORAGE[problem.dtype])}
+    return {"x": draw.stored(problem, *_sizes(problem))}
 
 
 def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
@@ -341,14 +340,9 @@ def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
 
 
 def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
-    rows.check_matrix("softmax", x)
-    problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
-    return rows.plan(SOFTMAX, problem, rung, ("x",), torch.empty(x.shape, dtype=x.dtype, device=x.device))
-
-
-def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
-    rows.check_matrix("softmax", x)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return CallPlan(
+        SOFTMAX, lambda: rows.empty_like(x), lambda: SoftmaxProblem(*rows.sizes(x), NAMES[x.dtype])
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -360,4 +354,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
     return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype), None
 
 
-OPERATOR = define_planned("softmax", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("softmax", _plan, "x: ... C", setup=_setup, backward=_backward)

@@ -22,24 +22,31 @@ from escalade.device.recipe import (
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import HOPPER_SHARED, MIN_SHARED, TWIN, Card
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import (
+    DTYPES,
+    ELEMENT_BYTES,
+    NAMES,
+    STORAGE,
+    VECTOR_BYTES,
+    widest_vector,
+)
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64, normal_deviates
+from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
-from escalade.ops.calling.call import CallPlan, outputs, prepare
-from escalade.ops.calling.library import define_planned, require_sizes
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.shared.channels import SIZES
 from escalade.ops.shared.images import (
     Images,
-    check_images,
     check_problem,
-    packer,
     require_32_bits,
+    shape_of,
     stored_images,
 )
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
@@ -122,20 +129,18 @@ class SqueezeExciteProblem(Images, Named):
 # --- the reference
 
 
-def random_inputs(problem: SqueezeExciteProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: SqueezeExciteProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return images with a mean per channel, and weights that keep outputs near 1."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
-    x = normal(p.batch, p.channels, p.height, p.width) + normal(p.batch, p.channels, 1, 1)
+    x = draw.normal(p.batch, p.channels, p.height, p.width) + draw.normal(p.batch, p.channels, 1, 1)
     tensors = {
-        "weight": normal(p.squeezed, p.channels) / p.channels**0.5,
-        "gate_weight": normal(p.channels, p.squeezed) / p.squeezed**0.5,
+        "weight": draw.normal(p.squeezed, p.channels) / p.channels**0.5,
+        "gate_weight": draw.normal(p.channels, p.squeezed) / p.squeezed**0.5,
     }
     if p.bias:
-        tensors["bias"] = 0.3 * normal(p.squeezed)
+        tensors["bias"] = 0.3 * draw.normal(p.squeezed)
     if p.gate_bias:
-        tensors["gate_bias"] = 0.3 * normal(p.channels)
+        tensors["gate_bias"] = 0.3 * draw.normal(p.channels)
     stored = {name: tensor.to(STORAGE[p.dtype]) for name, tensor in tensors.items()}
     return {"x": stored_images(p, x), **stored}
 
@@ -622,24 +627,6 @@ def squeeze_excite(
     return OPERATOR(x, weight, bias, gate_weight, gate_bias, hidden, gate, rung)
 
 
-def _check(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    gate_weight: torch.Tensor,
-    gate_bias: torch.Tensor | None,
-) -> None:
-    check_images("squeeze_excite", x)
-    channels, squeezed = x.shape[1], weight.shape[0] if weight.dim() else 0
-    wanted: dict[str, tuple[torch.Tensor | None, list[int]]] = {
-        "weight": (weight, [squeezed, channels]),
-        "bias": (bias, [squeezed]),
-        "gate_weight": (gate_weight, [channels, squeezed]),
-        "gate_bias": (gate_bias, [channels]),
-    }
-    require_sizes("squeeze_excite", x, wanted)
-
-
 def _plan(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -650,26 +637,12 @@ def _plan(
     gate: str,
     rung: str | None = None,
 ) -> CallPlan:
-    _check(x, weight, bias, gate_weight, gate_bias)
-    batch, channels, height, width = x.shape
-    problem = SqueezeExciteProblem(
-        batch, channels, height, width, weight.shape[0], bias is not None, gate_bias is not None, hidden, gate,
-        dtype_of("squeeze_excite", x),
-    )  # fmt: skip
-    prepared = prepare(SQUEEZE_EXCITE, problem, x.device, rung)
-    return CallPlan(prepared, outputs(SQUEEZE_EXCITE, problem), dict.fromkeys(_ROLES, packer("nhwc")))
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    gate_weight: torch.Tensor,
-    gate_bias: torch.Tensor | None,
-    *_: object,
-) -> torch.Tensor:
-    _check(x, weight, bias, gate_weight, gate_bias)
-    return x.new_empty(x.shape[:2])
+    given = (bias is not None, gate_bias is not None)
+    return CallPlan(
+        SQUEEZE_EXCITE,
+        lambda: x.new_empty(x.shape[:2]),
+        lambda: SqueezeExciteProblem(*shape_of(x), weight.shape[0], *given, hidden, gate, NAMES[x.dtype]),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -691,4 +664,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(found.get(role) for role in _ROLES), None, None, None)
 
 
-OPERATOR = define_planned("squeeze_excite", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "squeeze_excite", _plan, "x: N C H W, weight: S C, bias: S, gate_weight: C S, gate_bias: C",
+    setup=_setup, backward=_backward,
+)  # fmt: skip

@@ -11,7 +11,8 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
@@ -147,13 +148,12 @@ BLOCK_PER_ROW = BlockPerRow(
 # --- the reference
 
 
-def random_inputs(problem: TopKProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: TopKProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Logits STEP apart in a random order: exact in every dtype, and distinct among the best.
 
     Otherwise rounding errors would decide between classes. From the 512th on they are all equal.
     """
-    generator = torch.Generator(device=device).manual_seed(seed)
-    keys = torch.rand((problem.batch, problem.classes), generator=generator, device=device)
+    keys = draw.uniform(problem.batch, problem.classes)
     places = keys.argsort(-1).clamp_(max=511)
     return {"x": (16 - STEP * places).to(STORAGE[problem.dtype])}
 
@@ -217,22 +217,14 @@ def top_k(x: torch.Tensor, k: int, *, rung: str | None = None) -> tuple[torch.Te
     return both[..., :k], both[..., k:].long()
 
 
-def _check(x: torch.Tensor, k: int) -> None:
-    rows.check_matrix("top_k", x)
+def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> CallPlan:
     if not 1 <= k <= MOST_K:
         raise UnsupportedError(f"k is {k}: top_k supports 1 to {MOST_K}")
-
-
-def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> CallPlan:
-    _check(x, k)
-    problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, dtype_of("top_k", x))
-    y = torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
-    return rows.plan(TOP_K, problem, rung, ("x",), y)
-
-
-def _fake(x: torch.Tensor, k: int, *_: object) -> torch.Tensor:
-    _check(x, k)
-    return torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
+    return CallPlan(
+        TOP_K,
+        lambda: rows.empty_like(x, 2 * k, torch.float32),
+        lambda: TopKProblem(*rows.sizes(x), k, NAMES[x.dtype]),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -248,4 +240,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
     return torch.ops.aten._softmax_backward_data(wanted, probabilities, -1, x.dtype), None, None
 
 
-OPERATOR = define_planned("top_k", _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("top_k", _plan, "x: ... C", setup=_setup, backward=_backward)

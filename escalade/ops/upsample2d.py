@@ -13,7 +13,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -22,15 +22,15 @@ from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import Factors, SymPair, define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
-    check_images,
     check_problem,
     empty_images_like,
-    layout_of,
+    form_of,
+    shape_of,
 )
 from escalade.ops.shared.pooling import empty_output, random_inputs
 from escalade.ops.shared.strips import StripConfig, Strips
@@ -437,7 +437,16 @@ UPSAMPLE2D = Upsample2d()
 # --- the PyTorch operator
 
 
-_SCHEMA = "upsample2d(Tensor x, SymInt[2] output, str mode, bool corners, float[2] factors, str? rung=None) -> Tensor"
+def _plan(
+    x: torch.Tensor, output: SymPair, mode: str, corners: bool, factors: Factors, rung: str | None = None
+) -> CallPlan:
+    if min(output) < 1:
+        raise UnsupportedError(f"output is {list(output)}: it must be at least 1")
+    return CallPlan(
+        UPSAMPLE2D,
+        lambda: empty_images_like(x, (*x.shape[:2], *output)),
+        lambda: Upsample2dProblem(*shape_of(x), output, mode, corners, factors, *form_of(x)),
+    )
 
 
 def upsample2d(
@@ -459,28 +468,4 @@ def upsample2d(
     return OPERATOR(x, size, mode, align_corners, factors, rung)
 
 
-def _plan(
-    x: torch.Tensor,
-    output: Sequence[int],
-    mode: str,
-    align_corners: bool,
-    factors: Sequence[float],
-    rung: str | None = None,
-) -> CallPlan:
-    check_images("upsample2d", x)
-    n, c, h, w = x.shape
-    problem = Upsample2dProblem(
-        n, c, h, w, (output[0], output[-1]), mode, align_corners, (factors[0], factors[-1]),
-        dtype_of("upsample2d", x), layout_of(x),
-    )  # fmt: skip
-    return pooling.plan(UPSAMPLE2D, problem, x, rung)
-
-
-def _fake(x: torch.Tensor, output: Sequence[int], *_: object) -> torch.Tensor:
-    check_images("upsample2d", x)
-    if min(output) < 1:
-        raise UnsupportedError(f"output is {list(output)}: it must be at least 1")
-    return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
-
-
-OPERATOR = define_planned(_SCHEMA, _plan, _fake)
+OPERATOR = define_planned("upsample2d", _plan, "x: N C H W")

@@ -12,7 +12,8 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.draw import Draw
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
@@ -20,7 +21,7 @@ from escalade.ops.base.operation import Operation, Reference, Tensors, summed_in
 from escalade.ops.base.problem import GradientProblem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import Factors, SymPair, define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS
 from escalade.ops.shared.pooling import empty_input as empty_output
@@ -298,10 +299,8 @@ VECTORISED = Vectorized(
 # --- the reference
 
 
-def random_inputs(
-    problem: Upsample2dBackwardProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
-    return {"gradient": random_gradient(problem, device, seed)}
+def random_inputs(problem: Upsample2dBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, draw)}
 
 
 def exact(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
@@ -372,10 +371,6 @@ UPSAMPLE2D_BACKWARD = Upsample2dBackward()
 
 
 _NAME = "upsample2d_backward"
-_SCHEMA = (
-    f"{_NAME}(Tensor gradient, SymInt[2] size, str mode, bool corners, float[2] factors, bool? channels_last=None, "
-    "str? rung=None) -> Tensor"
-)
 
 
 def upsample2d_backward(
@@ -400,36 +395,24 @@ def upsample2d_backward(
 
 def _plan(
     gradient: torch.Tensor,
-    size: Sequence[int],
+    size: SymPair,
     mode: str,
-    align_corners: bool,
-    factors: Sequence[float],
+    corners: bool,
+    factors: Factors,
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> CallPlan:
-    pooling.check_gradient(_NAME, gradient)
-    batch, channels, output_height, output_width = gradient.shape
-    forward = Upsample2dProblem(
-        batch, channels, size[0], size[-1], (output_height, output_width), mode, align_corners,
-        (factors[0], factors[-1]), dtype_of(_NAME, gradient), pooling.backward_layout(gradient, channels_last),
-    )  # fmt: skip
-    sizes = {"gradient": tuple(gradient.shape)}
-    return pooling.plan_backward(
-        UPSAMPLE2D_BACKWARD, Upsample2dBackwardProblem(forward), {"gradient": gradient}, sizes, rung
+    n, c, height, width = gradient.shape
+
+    def problem() -> Upsample2dBackwardProblem:
+        form = pooling.backward_form(gradient, channels_last)
+        return Upsample2dBackwardProblem(
+            Upsample2dProblem(n, c, *size, (height, width), mode, corners, factors, *form)
+        )
+
+    return CallPlan(
+        UPSAMPLE2D_BACKWARD, lambda: pooling.empty_gradient(gradient, size, channels_last), problem
     )
-
-
-def _fake(
-    gradient: torch.Tensor,
-    size: Sequence[int],
-    mode: str,
-    align_corners: bool,
-    factors: Sequence[float],
-    channels_last: bool | None = None,
-    *_: object,
-) -> torch.Tensor:
-    pooling.check_gradient(_NAME, gradient)
-    return pooling.empty_gradient(gradient, size, channels_last)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -442,4 +425,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return UPSAMPLE2D_OPERATOR(gradient, ctx.output, *ctx.settings, None), *(None,) * 6
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(_NAME, _plan, "gradient: N C P Q", setup=_setup, backward=_backward)

@@ -14,6 +14,7 @@ from escalade.device.run import bind
 from escalade.models import settle
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, exact, peer, random_inputs
 
@@ -39,7 +40,7 @@ LAYERS = [
 @pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.name)
 def test_every_config_is_exact(problem: Conv2dProblem, cuda: torch.device) -> None:
     """All s32 sums are exact, so results differ from the reference only where fp32 rounding decides a tie."""
-    inputs = random_inputs(problem, cuda, 3)
+    inputs = random_inputs(problem, Draw(cuda, 3))
     powers = {
         "scale": torch.full_like(inputs["scale"], 2.0**-16),
         "scales": inputs["scales"].new_tensor([2.0**-6, 32]),

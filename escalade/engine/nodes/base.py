@@ -17,7 +17,7 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape
 from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered
-from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
+from escalade.engine.nodes.signature import Attributes, Signature, Sizes
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.shared.activation import finished
 
@@ -141,11 +141,13 @@ class Operator(ABC):
         """Compute the result with PyTorch: for constants, for plans without a GPU, and as a reference."""
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        """Return the shapes that inputs and the result (`y`) must have, given those they have.
+        """Return the shapes that inputs and the result (`y`) must have, given those they have, where PyTorch does not
+        check them all: kernels of a file's graph must not read beyond them. Raises SizeError.
 
-        Roles that are missing may have any shape. Raises SizeError. Graphs from files are checked with it.
+        Roles that are missing may have any shape. If the result is missing, it must have the shape that `compute`
+        returns.
         """
-        return dict.fromkeys((*sizes, RESULT), sizes["x"])
+        return {}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return the problem of Escalade's that computes a floating-point node; None: PyTorch computes it."""

@@ -25,11 +25,8 @@ from escalade.engine.nodes.signature import (
     EPSILON,
     FLAG,
     VECTOR,
-    Attributes,
     Role,
     Signature,
-    Sizes,
-    vector_sizes,
 )
 from escalade.ops.batch_norm import BATCH_NORM, BatchNormProblem
 from escalade.ops.batch_norm_backward import (
@@ -101,9 +98,6 @@ class BatchNorm(Operator):
             False, 0.0, node.attributes["epsilon"], torch.backends.cudnn.enabled,
         )  # fmt: skip
         return activate(node, y, inputs.get("residual"))
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        return vector_sizes(sizes, axis=1)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return values of any rank as images; all dimensions after the channels are pixels."""

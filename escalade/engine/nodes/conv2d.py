@@ -166,7 +166,6 @@ class Conv2d(_Filters):
         ]
         return {
             "x": (batch, channels * groups, *image),
-            "bias": (filters,),
             RESULT: (batch, filters, *require_positive(result)),
         }
 
@@ -290,7 +289,6 @@ class ConvTranspose2d(_Filters):
             result.append((size - 1) * stride - 2 * padding + dilation * (taps - 1) + more + 1)
         return {
             "gradient": (batch, filters, *image),
-            "bias": (channels * groups,),
             RESULT: (batch, channels * groups, *require_positive(result)),
         }
 

@@ -25,7 +25,6 @@ from escalade.engine.nodes.signature import (
     SizeError,
     Sizes,
     is_whole,
-    vector_sizes,
 )
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.convert import CONVERT, ConvertProblem
@@ -110,9 +109,6 @@ class Normalize(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return normalized(inputs)
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        return vector_sizes(sizes, axis=1)
 
 
 def normalized(inputs: Tensors) -> torch.Tensor:

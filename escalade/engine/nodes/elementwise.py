@@ -14,7 +14,16 @@ from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, activate, match_aten
 from escalade.engine.nodes.lowering import FP32, NHWC, STORED, Forms, Lowered, problem_from
-from escalade.engine.nodes.signature import ANY, FLAG, Attribute, Signature, is_real, one_of
+from escalade.engine.nodes.signature import (
+    ANY,
+    FLAG,
+    Attribute,
+    Attributes,
+    Signature,
+    Sizes,
+    is_real,
+    one_of,
+)
 from escalade.ops.add import ADD, AddProblem
 from escalade.ops.expressions import Expression
 from escalade.ops.pointwise import POINTWISE, PointwiseProblem, View
@@ -42,6 +51,9 @@ class Add(Operator):
             if graph.shape_of(value) != node.shape or is_floating != node.is_floating:
                 return None
         return self.instead_of(node, {"x": x, "residual": other}, relu=False)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        return {"residual": sizes["x"]}
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return activate(node, inputs["x"], inputs["residual"])

@@ -31,7 +31,7 @@ from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeig
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.signature import (
     FLAG,
-    OPTIONAL_VECTOR,
+    OPTIONAL_ROW,
     RESULT,
     ROWS,
     Attributes,
@@ -61,7 +61,7 @@ class Linear(Operator):
 
     name = "linear"
     signature = Signature(
-        {"x": ROWS, "weight": Role((2, 2), constant=True), "bias": OPTIONAL_VECTOR}, {"relu": FLAG}
+        {"x": ROWS, "weight": Role((2, 2), constant=True), "bias": OPTIONAL_ROW}, {"relu": FLAG}
     )
     takes_expressions = True
 
@@ -127,7 +127,7 @@ class Linear(Operator):
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         outputs, features = sizes["weight"]
         rows = sizes["x"][:-1]
-        return {"x": (*rows, features), "bias": (outputs,), RESULT: (*rows, outputs)}
+        return {"x": (*rows, features), RESULT: (*rows, outputs)}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         layout = "nhwc" if node.attributes.get("pooled") else "nchw"

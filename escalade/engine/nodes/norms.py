@@ -31,6 +31,7 @@ from escalade.engine.nodes.signature import (
     COUNT,
     EPSILON,
     FLAG,
+    OPTIONAL_ROW,
     OPTIONAL_VECTOR,
     ROWS,
     Attributes,
@@ -38,7 +39,6 @@ from escalade.engine.nodes.signature import (
     Signature,
     SizeError,
     Sizes,
-    vector_sizes,
 )
 from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
@@ -90,7 +90,7 @@ class LayerNorm(_RowOperator):
 
     name = "layer_norm"
     signature = Signature(
-        {"x": ROWS, **dict.fromkeys(_PARAMETERS, OPTIONAL_VECTOR)},
+        {"x": ROWS, **dict.fromkeys(_PARAMETERS, OPTIONAL_ROW)},
         {"epsilon": EPSILON, "rms": FLAG, "relu": FLAG},
     )
     takes_expressions = True
@@ -162,9 +162,6 @@ class LayerNorm(_RowOperator):
         inner = _adjacent_rows(node, form)
         sizes = {"batch": rows // inner, "features": features, "inner": inner, "wide": wide}
         return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, dtype=forms.stored))
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        return vector_sizes(sizes, axis=-1)
 
 
 def _flattened(graph: Graph, name: str, parameter: str) -> str:
@@ -269,12 +266,6 @@ class GroupNorm(Operator):
         a = node.attributes
         y = torch.group_norm(inputs["x"], a["groups"], inputs.get("weight"), inputs.get("bias"), a["epsilon"])
         return activate(node, y)
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        channels, groups = sizes["x"][1], attributes["groups"]
-        if channels % groups:
-            raise SizeError(f"{groups} groups do not divide {channels} channels")
-        return vector_sizes(sizes, axis=1)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return values of any rank as images; all dimensions after the channels are pixels."""

@@ -18,13 +18,8 @@ from escalade.engine.nodes.signature import (
     FLAG,
     IMAGE,
     INDEX,
-    RESULT,
-    Attributes,
     Signature,
-    SizeError,
-    Sizes,
     pair,
-    require_positive,
 )
 from escalade.engine.nodes.views import Reshape
 from escalade.ops.adaptive_avg_pool2d import ADAPTIVE_AVG_POOL2D, AdaptiveAvgPool2dProblem
@@ -35,7 +30,6 @@ from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, MaxPool2dBackw
 from escalade.ops.reduce import REDUCE, ReduceProblem
 from escalade.ops.shared import prologue
 from escalade.ops.shared.quantized_input import dequantized
-from escalade.ops.shared.windowed import output_size
 
 INDICES = "places"
 """Attribute of a max pool that writes its argmax indices, and name of their buffer."""
@@ -57,20 +51,6 @@ def _window(call: AtenCall) -> dict[str, Any]:
 
 def _dilated_window(call: AtenCall) -> dict[str, Any]:
     return {**_window(call), "dilation": call.pair("dilation", 1)}
-
-
-def _pooled_sizes(
-    sizes: Mapping[str, Sizes], attributes: Attributes, spans: tuple[int, int]
-) -> dict[str, Sizes]:
-    """Return the shape of the result for windows that span this many rows and columns."""
-    batch, channels, *image = sizes["x"]
-    result = []
-    windows = (attributes[key] for key in ("kernel", "stride", "padding"))
-    for size, span, kernel, stride, padding in zip(image, spans, *windows, strict=True):
-        if 2 * padding > kernel:
-            raise SizeError(f"a padding of {padding} is more than half of a window of {kernel}")
-        result.append(output_size(size, span, stride, padding, attributes["ceil_mode"]))
-    return {RESULT: (batch, channels, *require_positive(result))}
 
 
 class MaxPool2d(Operator):
@@ -111,10 +91,6 @@ class MaxPool2d(Operator):
         a = node.attributes
         window = a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"]
         return F.max_pool2d(inputs["x"], *window)
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        (rows, columns), (down, along) = attributes["kernel"], attributes["dilation"]
-        return _pooled_sizes(sizes, attributes, ((rows - 1) * down + 1, (columns - 1) * along + 1))
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
         x = inputs["x"]
@@ -235,9 +211,6 @@ class AvgPool2d(Operator):
         x = prologue.apply(a.get("prologue", ""), inputs)["x"]
         return F.avg_pool2d(x, *_average_arguments(node))
 
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        return _pooled_sizes(sizes, attributes, attributes["kernel"])
-
     def lower(self, node: Node, forms: Forms) -> Lowered:
         problem = image_problem(AvgPool2dProblem, node, forms.value(node.inputs["x"]), forms.stored)
         return Lowered(AVG_POOL2D, problem, dict.fromkeys(("gain", "shift"), FP32))
@@ -335,9 +308,6 @@ class AdaptiveAvgPool2d(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return F.adaptive_avg_pool2d(dequantized(inputs), node.attributes["output"])
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        return {RESULT: (*sizes["x"][:2], *attributes["output"])}
 
     @classmethod
     def is_nhwc_mean(cls, node: Node) -> bool:

@@ -122,15 +122,6 @@ class PixelShuffle(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return shuffled(inputs["x"], node.attributes["factor"], node.attributes["down"])
 
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        batch, channels, height, width = sizes["x"]
-        factor, down = attributes["factor"], attributes["down"]
-        if (height % factor or width % factor) if down else channels % factor**2:
-            raise SizeError(f"a factor of {factor} does not divide {list(sizes['x'])}")
-        if down:
-            return {RESULT: (batch, channels * factor**2, height // factor, width // factor)}
-        return {RESULT: (batch, channels // factor**2, height * factor, width * factor)}
-
     def lower(self, node: Node, forms: Forms) -> Lowered:
         form = forms.value(node.inputs["x"])
         return Lowered(PIXEL_SHUFFLE, image_problem(PixelShuffleProblem, node, form, forms.stored))

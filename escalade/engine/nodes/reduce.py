@@ -26,11 +26,8 @@ from escalade.engine.nodes.signature import (
     ANY,
     EPSILON,
     FLAG,
-    RESULT,
     Attribute,
-    Attributes,
     Signature,
-    SizeError,
     Sizes,
     is_whole,
     one_of,
@@ -175,16 +172,6 @@ class Reduce(Operator):
         if not a["dims"]:  # PyTorch takes an empty tuple as all dimensions; x is a scalar
             return activate(node, reduce(x.reshape(1), (0,), keepdim=False, **options))
         return activate(node, reduce(x, a["dims"], keepdim=a["keepdim"], **options))
-
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        x, dims = sizes["x"], attributes["dims"]
-        if dims and dims[-1] >= len(x):
-            raise SizeError(f"x has {len(x)} dimensions, and no dimension {dims[-1]}")
-        if attributes["kind"] in ("amax", "amin", "norm_inf") and 0 in (x[dim] for dim in dims):
-            raise SizeError(f"{attributes['kind']} of no elements is undefined")
-        if attributes["keepdim"]:
-            return {RESULT: tuple(1 if dim in dims else size for dim, size in enumerate(x))}
-        return {RESULT: tuple(size for dim, size in enumerate(x) if dim not in dims)}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return any layout in which the reduced dimensions are adjacent, and the others in the result's order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Sizes = tuple[int, ...]
@@ -34,6 +34,8 @@ class Role:
     dimensions: tuple[int, int]
     constant: bool = False
     optional: bool = False
+    along: int | None = None
+    """Dimension of the result that a vector has one number for each element of."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,9 @@ ANY = Role((0, 16))
 ROWS = Role((1, 16))
 IMAGE = Role((4, 4))
 FILTERS = Role((4, 4), constant=True)
-VECTOR = Role((1, 1), constant=True)
-OPTIONAL_VECTOR = Role((1, 1), constant=True, optional=True)
-
-
-def vector_sizes(sizes: Mapping[str, Sizes], axis: int) -> dict[str, Sizes]:
-    """Return the shapes for an operator whose other inputs are vectors along one axis of x."""
-    x = sizes["x"]
-    return {**dict.fromkeys(sizes, (x[axis],)), "x": x, RESULT: x}
+VECTOR = Role((1, 1), constant=True, along=1)
+OPTIONAL_VECTOR = replace(VECTOR, optional=True)
+OPTIONAL_ROW = replace(OPTIONAL_VECTOR, along=-1)
 
 
 def require_positive(sizes: list[int]) -> list[int]:

@@ -134,12 +134,6 @@ class Permute(Operator):
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         return inputs["x"].permute(node.attributes["order"])
 
-    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        x, order = sizes["x"], attributes["order"]
-        if len(order) != len(x):
-            raise SizeError(f"{list(order)} does not permute {len(x)} dimensions")
-        return {RESULT: tuple(x[dim] for dim in order)}
-
     def may_alias(self, node: Node) -> bool:
         return True
 

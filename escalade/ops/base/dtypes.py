@@ -45,6 +45,11 @@ def dtype_of(operation: str, x: torch.Tensor) -> str:
     return NAMES[x.dtype]
 
 
+def multiplied_as(x: torch.Tensor, tf32: bool) -> str:
+    """Return the dtype of a problem that multiplies x."""
+    return "tf32" if tf32 else NAMES[x.dtype]
+
+
 def full_vector(dtype: str) -> int:
     """Return the elements per 16-byte access."""
     return VECTOR_BYTES // ELEMENT_BYTES[dtype]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.pitch import pitch_of, with_pitch
@@ -27,9 +27,7 @@ P_contra = TypeVar("P_contra", bound=Problem, contravariant=True)
 class ReferenceFunctions(Protocol[P_contra]):
     """PyTorch versions of an operation: a module `reference.py`, or a `Reference`."""
 
-    def random_inputs(
-        self, problem: P_contra, device: torch.device, seed: int
-    ) -> dict[str, torch.Tensor]: ...
+    def random_inputs(self, problem: P_contra, draw: Draw) -> dict[str, torch.Tensor]: ...
     def empty_output(self, problem: P_contra, device: torch.device) -> torch.Tensor: ...
     def exact(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
     def peer(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
@@ -40,7 +38,7 @@ class Reference(Generic[P]):
     """An operation in PyTorch: test inputs, an empty result, the float64 result, and PyTorch's result in the problem's
     dtype."""
 
-    random_inputs: Callable[[P, torch.device, int], dict[str, torch.Tensor]]
+    random_inputs: Callable[[P, Draw], dict[str, torch.Tensor]]
     empty_output: Callable[[P, torch.device], torch.Tensor]
     exact: Callable[[P, Tensors], torch.Tensor]
     peer: Callable[[P, Tensors], torch.Tensor]
@@ -64,15 +62,6 @@ def summed_in_fp32(
         return compute(problem, given).to(STORAGE[problem.dtype])
 
     return peer
-
-
-def normal_deviates(generator: torch.Generator) -> Callable[..., torch.Tensor]:
-    """Return a function that draws normal deviates of the sizes that it is given."""
-    return partial(_normal, generator)
-
-
-def _normal(generator: torch.Generator, *sizes: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(sizes, generator=generator, device=generator.device).mul_(scale)
 
 
 class Operation(Generic[P]):
@@ -141,7 +130,7 @@ class Operation(Generic[P]):
 
     def inputs(self, problem: P, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
         """Return random inputs by buffer name."""
-        inputs = self.in_pytorch.random_inputs(problem, device, seed)
+        inputs = self.in_pytorch.random_inputs(problem, Draw(device, seed))
         return {name: _laid(tensor, problem, name) for name, tensor in inputs.items()}
 
     def output(self, problem: P, device: torch.device) -> torch.Tensor:

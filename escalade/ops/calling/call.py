@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from escalade.device.recipe import Workspace
-from escalade.device.strides import ALIGNMENT, aligned_alike
+from escalade.device.strides import ALIGNMENT, aligned_alike, packed
 from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -61,48 +62,49 @@ class FunctionSource:
         return function
 
 
+def packer(layout: str) -> Packer:
+    """Return a packer of 4-D tensors into that layout, and of all others into row-major order."""
+
+    def pack(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else packed(tensor, layout if tensor.dim() == 4 else "flat")
+
+    return pack
+
+
 @dataclass(frozen=True)
 class CallPlan:
-    """The prepared work of an operator for one kind of arguments."""
+    """What an operator returns for one kind of arguments, and the problem that computes it."""
 
-    prepared: PreparedRung | None
-    """The rung to launch; None if there is nothing to compute."""
-    outputs: Mapping[str, torch.Tensor]
-    """Tensors with the shapes, strides and dtypes to allocate per call, by buffer, on any device."""
+    operation: Operation[Any]
+    make_results: Callable[[], torch.Tensor | Mapping[str, torch.Tensor]]
+    """Returns the empty results by buffer, in the order of the operator's; a single tensor is `y`. Called while PyTorch
+    traces, too: sizes may be symbolic then."""
+    make_problem: Callable[[], Problem | None]
+    """Returns the problem, or None if there is nothing to compute. Called before `make_results`, so that its sentences
+    are what a caller reads."""
     packers: Mapping[str, Packer] = field(default_factory=dict)
-    """Conversions of inputs, by buffer; other inputs are passed as they are."""
-    results: tuple[str, ...] = ("y",)
-    """The outputs to return."""
+    """Conversions of inputs by buffer; the others are packed in the problem's layout."""
     finish: Callable[[Any], Any] | None = None
     """Applied to the result, or to the tuple of results."""
+    fill: Callable[[Any], Any] | None = None
+    """Applied before `finish` if there is nothing to compute, as for an empty batch."""
     names: tuple[str, ...] = ()
     """Buffers of the tensors of a list argument."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Buffers of arguments whose names differ."""
 
+    def results(self) -> Mapping[str, torch.Tensor]:
+        made = self.make_results()
+        return {"y": made} if isinstance(made, torch.Tensor) else made
 
-def prepare(
-    operation: Operation[Any],
-    problem: Problem,
-    device: torch.device,
-    rung: str | None,
-    elements: int | None = None,
-) -> PreparedRung | None:
-    """Prepare a rung, or return None for an empty batch, or for zero `elements` if given.
-
-    An unknown rung name raises either way.
-    """
-    if problem.batch if elements is None else elements:
-        return prepare_rung(operation, problem, device, rung)
-    if rung is not None:
-        operation.ladder.rung(rung)
-    return None
+    def fake(self) -> Any:
+        """Return what a call returns, without contents."""
+        result = _single(tuple(self.results().values()))
+        return result if self.finish is None else self.finish(result)
 
 
-def outputs(operation: Operation[Any], problem: Problem) -> dict[str, torch.Tensor]:
-    """Return meta tensors of an operation's results."""
-    meta = torch.device("meta")
-    return {"y": operation.output(problem, meta), **operation.extra_outputs(problem, meta)}
+def _single(results: tuple[Any, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
 
 
 class PreparedCall:
@@ -112,23 +114,40 @@ class PreparedCall:
     """
 
     def __init__(
-        self, plan: CallPlan, device: torch.device, buffers: Mapping[int, str], arguments: Sequence[Any]
+        self,
+        plan: CallPlan,
+        device: torch.device,
+        buffers: Mapping[int, str],
+        arguments: Sequence[Any],
+        rung: str | None,
     ) -> None:
         """`buffers` maps positions of tensor arguments to buffers; `arguments` are those of the first call."""
-        self._prepared = plan.prepared
+        problem = plan.make_problem()
+        samples, pack, first_step = plan.results(), packer(problem.layout if problem else "flat"), plan.fill
+        if rung is not None:
+            plan.operation.ladder.rung(rung)  # raises for an unknown one, even if there is nothing to compute
+        self._prepared = None
+        if problem is not None and problem.batch and next(iter(samples.values())).numel():
+            first_step = None
+            self._prepared = prepare_rung(plan.operation, problem, device, rung)
+            form = self._prepared.problem.layout
+            if form != problem.layout:  # computed in the rung's layout, then converted
+                first_step, pack = partial(_converted, pack), packer(form)
+                samples = {name: pack(sample.to("meta")) for name, sample in samples.items()}
         self._device = device
         self.index = device.index if device.type == "cuda" else None
         """The GPU that must be current; None for the CPU."""
-        self._finish = plan.finish
+        steps = [step for step in (first_step, plan.finish) if step is not None]
+        self._finish: Function | None = (
+            partial(_applied, steps) if len(steps) > 1 else next(iter(steps), None)
+        )
         self._inputs = [
-            (position, name, _needed(plan.packers.get(name), arguments[position]))
+            (position, name, _needed(plan.packers.get(name, pack), arguments[position]))
             for position, name in buffers.items()
         ]
         self._samples = {
-            name: (tuple(sample.shape), sample.stride(), sample.dtype)
-            for name, sample in plan.outputs.items()
+            name: (tuple(sample.shape), sample.stride(), sample.dtype) for name, sample in samples.items()
         }
-        self._results = [list(self._samples).index(name) for name in plan.results]
         self._by_pointers = False
         self.arguments = len(arguments)
         self.run: Function = self._run_by_name
@@ -153,9 +172,7 @@ class PreparedCall:
                 source.add(self.unpack_line("arguments"))
                 source.add(f"return {self.write(source)}")
                 self.run = source.function("run", ["arguments"])
-        tensors = list(made.values())
-        results = [tensors[index] for index in self._results]
-        result = results[0] if len(results) == 1 else tuple(results)
+        result = _single(tuple(made.values()))
         return result if self._finish is None else self._finish(result)
 
     @property
@@ -192,7 +209,7 @@ class PreparedCall:
         workspaces = [one for one in prepared.executable.recipe.workspaces if one.name not in self._samples]
         self._write_workspaces(source, prepared, allocate, workspaces)
         add(f"{name(prepared.executable.launcher())}()")
-        results = [f"y{index}" for index in self._results]
+        results = [f"y{number}" for number in range(len(self._samples))]
         result = results[0] if len(results) == 1 else f"({', '.join(results)})"
         return result if self._finish is None else f"{name(self._finish)}({result})"
 
@@ -229,6 +246,16 @@ def _offsets(workspaces: Sequence[Workspace]) -> tuple[dict[str, int], int]:
         offsets[workspace.name] = end
         end += -(-workspace.bytes // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
     return offsets, end
+
+
+def _converted(convert: Packer, result: Any) -> Any:
+    return convert(result) if isinstance(result, torch.Tensor) else tuple(map(convert, result))
+
+
+def _applied(steps: Sequence[Function], result: Any) -> Any:
+    for step in steps:
+        result = step(result)
+    return result
 
 
 def _needed(pack: Packer | None, tensor: torch.Tensor | None) -> Packer | None:

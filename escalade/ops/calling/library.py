@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import NAMES
 from escalade.ops.base.operation import Operation
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.operator import Operator, hashable
 from escalade.ops.calling.recorded import Gradient
+from escalade.ops.calling.tensors import TakenTensors
 from escalade.ops.calling.types import ArgumentTypes
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
-Pair = Sequence[int]
+Pair = tuple[int, int]
 """`int[2]` in a schema; `SymPair` is `SymInt[2]`, for sizes that may be symbolic."""
-SymPair = Sequence[int]
+SymPair = tuple[int, int]
+Sides = Sequence[int]
+Factors = tuple[float, float]
 _SCHEMA_TYPES = {
     "torch.Tensor": "Tensor",
     "Sequence[torch.Tensor]": "Tensor[]",
     "Pair": "int[2]",
     "SymPair": "SymInt[2]",
+    "Sides": "int[4]",
+    "Factors": "float[2]",
 }
+_PAIRS = ("Pair", "SymPair", "Factors")
 _operators: dict[str, Operator] = {}
 
 
@@ -68,35 +77,65 @@ def schema_of(name: str, function: Function, returns: str) -> str:
     def spelled(parameter: inspect.Parameter) -> str:
         kind = parameter.annotation.removesuffix(" | None")
         optional = "?" if kind != parameter.annotation else ""
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}".replace("'", '"')
-        return f"{_SCHEMA_TYPES.get(kind, kind)}{optional} {parameter.name}{default}"
+        default: Any = parameter.default
+        value = json.dumps(default) if isinstance(default, str | tuple) else repr(default)
+        text = "" if default is parameter.empty else f"={value}"
+        return f"{_SCHEMA_TYPES.get(kind, kind)}{optional} {parameter.name}{text}"
 
     return f"{name}({', '.join(map(spelled, inspect.signature(function).parameters.values()))}) -> {returns}"
 
 
 def define_planned(
-    schema: str,
+    name: str,
     plan: Function,
-    fake: Function,
+    takes: str,
     *,
     returns: str = "Tensor",
     setup: Function | None = None,
     backward: Function | None = None,
     kept: Function | None = None,
+    autocast: bool = False,
 ) -> Operator:
     """Define an operator that mutates none of its arguments, and return its fast callable.
 
-    `plan` takes all arguments and returns the `CallPlan` of tensors and settings of this kind. Buffers have the names
-    of the arguments. `schema` may be just the name: the rest follows from the signature of `plan`.
+    `plan` takes all arguments and returns the `CallPlan` of tensors and settings of this kind. The operator's schema
+    has its parameters, and its fake the plan's results. Buffers have the names of the arguments. `takes` describes the
+    tensors, which are checked first: see `escalade.ops.calling.tensors`. An argument `rung` names the rung to run.
+    Under `autocast` tensors are cast as those of PyTorch's own products; `tf32` then applies if they become float32.
     """
-    name = schema.partition("(")[0]
-    schema = schema if schema != name else schema_of(name, plan, returns)
+    taken, signature = TakenTensors(name, takes), inspect.signature(plan)
+    pairs = [one.name for one in signature.parameters.values() if one.annotation in _PAIRS]
+
+    def checked(*arguments: Any) -> CallPlan:
+        given = signature.bind(*arguments)
+        given.apply_defaults()
+        taken.check(given.arguments)
+        for each in pairs:
+            values = given.arguments[each]
+            if len(values) not in (1, 2):
+                raise UnsupportedError(f"{each} has {len(values)} numbers; {name} takes one, or two")
+            given.arguments[each] = (values[0], values[-1])
+        found: CallPlan = plan(*given.args)
+        return found
+
+    def fake(*arguments: Any) -> Any:
+        return checked(*arguments).fake()
 
     def run(*arguments: Any) -> Any:
         return _operators[name].run(*arguments)
 
-    _define(schema, run)
-    _operators[name] = Operator(name, plan)
+    def cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
+        given = signature.bind(*arguments)
+        given.apply_defaults()
+        changed = {key: _cast(value, dtype) for key, value in given.arguments.items()}
+        if "tf32" in changed:
+            changed["tf32"] = changed["tf32"] and dtype == torch.float32
+        return tuple(changed.values())
+
+    _define(schema_of(name, plan, returns), run)
+    _operators[name] = Operator(name, checked)
+    if autocast:
+        _define_autocast(name, cast)
     torch.library.register_fake(f"escalade::{name}", fake, lib=library)
     if backward is not None:
         define_gradient(name, setup, backward, kept=kept)
@@ -188,7 +227,14 @@ def _define(schema: str, run: Function) -> str:
     return name
 
 
-def define_autocast(name: str, cast: Function) -> None:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast tensors that kernels compute with; dtypes without kernels are left for the checks to report."""
+    if isinstance(value, list):
+        return [_cast(one, dtype) for one in value]
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in NAMES else value
+
+
+def _define_autocast(name: str, cast: Function) -> None:
     """Define an operator under autocast: `cast` takes the dtype and the arguments, and returns the new arguments."""
     packet = getattr(torch.ops.escalade, name)
 
@@ -220,20 +266,6 @@ def require_alike(x: torch.Tensor, others: dict[str, torch.Tensor | None]) -> No
         require_same_device(x, name, tensor)
         if tensor.dtype != x.dtype:
             raise UnsupportedError(f"x is {x.dtype} but {name} is {tensor.dtype}; convert them to one dtype")
-
-
-def require_sizes(
-    operation: str, x: torch.Tensor, wanted: Mapping[str, tuple[torch.Tensor | None, Sequence[int]]]
-) -> None:
-    """Require x's dtype and device and these sizes; None is an absent tensor."""
-    for name, (tensor, sizes) in wanted.items():
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype or tensor.device != x.device or list(tensor.shape) != list(sizes):
-            raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; {operation} needs {x.dtype} "
-                f"{list(sizes)} on {x.device}, like x"
-            )
 
 
 def require_same_device(x: torch.Tensor, name: str, tensor: torch.Tensor) -> None:

@@ -41,6 +41,7 @@ class Operator:
         self._defaults = [argument.default_value for argument in arguments]
         self._tensors = [i for i, kind in enumerate(kinds) if kind in _SINGLE]
         self._list = kinds.index(_LIST) if _LIST in kinds else None
+        self._rung = self._names.index("rung") if "rung" in self._names else None
         self._settings = _getter([i for i, kind in enumerate(kinds) if kind not in (*_SINGLE, _LIST)])
         self._casting: Function | None = None
         self._gradient: Gradient | None = None
@@ -133,7 +134,8 @@ class Operator:
         buffers = {position: plan.renamed.get(name, name) for position, name in named.items()}
         if self._list is not None:
             buffers |= {self._list + number: name for number, name in enumerate(plan.names)}
-        return PreparedCall(plan, arguments[0].device, buffers, self._flat(arguments))
+        rung = None if self._rung is None else arguments[self._rung]
+        return PreparedCall(plan, arguments[0].device, buffers, self._flat(arguments), rung)
 
     def _positions(self, arguments: Sequence[Any]) -> dict[int, str]:
         """Return names of (optional) single-tensor arguments by position among the flattened arguments."""

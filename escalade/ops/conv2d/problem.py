@@ -309,6 +309,10 @@ class Conv2dProblem(Named):
         return self.bytes + self.element_bytes * untouched
 
     @property
+    def products(self) -> int:
+        return self.output_elements * self.group_channels * self.taps
+
+    @property
     def rounding(self) -> float:
         """Error of a running fp32 sum: each addition is off by up to 2^-24, which adds up like a random walk."""
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)
@@ -326,9 +330,9 @@ def _check(p: Conv2dProblem) -> None:
     if p.batch < 0:
         raise UnsupportedError(f"batch size {p.batch}: it must be at least 0")
     positive = {
-        "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
+        "groups": p.groups, "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
         "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
-        "dilation": min(p.dilation), "groups": p.groups,
+        "dilation": min(p.dilation),
     }  # fmt: skip
     require_at_least(1, positive)
     if min(p.padding) < 0:

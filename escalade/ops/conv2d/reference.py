@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE, stored_as
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.batch_statistics import for_training, running_statistics
@@ -22,18 +23,17 @@ INT8_SPREAD = 40.0
 """Standard deviation of random integers: a few of them saturate."""
 
 
-def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: Conv2dProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep outputs of order one; in 8 bits `scale` does that instead.
 
     Problems with `places` get small integers: sums are then exact in any order, so the argmax does not depend on
     rounding.
     """
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
     spread = INT8_SPREAD if p.dtype == "int8" else 1.0
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+        values = draw.normal(*size)
         values = values.round_().clamp_(-2, 2) if p.places else values.mul_(scale)
         values = stored_as(values * spread if len(size) == 4 else values, STORAGE[p.dtype])
         return values.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else values
@@ -49,16 +49,18 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
         inputs["shortcut_weight"] = normal(p.filters, p.shortcut_channels, 1, 1, scale=scale)
     if p.bias:
         inputs["bias"] = normal(p.filters).float() if scaled else normal(p.filters)
-    inputs |= prologue.random_operands(p, generator)
+    inputs |= prologue.random_operands(p, draw)
     inputs |= {name: normal(p.filters).float() for name in activation.vectors_of(p.activation)}
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
     if p.statistics:
-        inputs |= running_statistics(p.statistics, generator)
+        inputs |= running_statistics(p.statistics, draw)
     if scaled:
-        factor = torch.rand(p.filters, generator=generator, device=device).add_(0.5)
+        factor = draw.uniform(p.filters).add_(0.5)
         inputs["scale"] = factor * p.depth**-0.5 / spread**2
-        inputs["scales"] = torch.tensor([0.75 / spread, 5.0 if p.dtype == "fp8" else spread], device=device)
+        inputs["scales"] = torch.tensor(
+            [0.75 / spread, 5.0 if p.dtype == "fp8" else spread], device=draw.device
+        )
     return inputs
 
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.call import CallPlan, outputs, prepare
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import Pair, SymPair, define_planned
 from escalade.ops.conv2d.op import conv2d
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.duality import GROUPED_RUNGS, MOST_PHASES
-from escalade.ops.shared.images import empty_images_like, layout_of, packer
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import empty_images_like, form_of
 from escalade.ops.shared.pooling import as_pair
-
-_SCHEMA = (
-    "conv2d_input_gradient(Tensor gradient, Tensor weight, SymInt[2] size, Tensor? mask=None, int[2] stride=1, "
-    "int[2] padding=0, int[2] dilation=1, int groups=1, bool tf32=False, str? rung=None) -> Tensor"
-)
 
 
 def conv2d_input_gradient(
@@ -61,90 +55,28 @@ def supports_groups(problem: Conv2dInputGradientProblem) -> bool:
     return any(rung.supports(problem) is None for rung in GROUPED_RUNGS)
 
 
-class _Call(NamedTuple):
-    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
+def _plan(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    size: SymPair,
+    mask: torch.Tensor | None = None,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    tf32: bool = False,
+    rung: str | None = None,
+) -> CallPlan:
+    filters, group_channels, rows, columns = weight.shape
+    image = (gradient.shape[0], group_channels * groups, size[0], size[1])
+    settings = (stride, padding, dilation, groups)
 
-    gradient: torch.Tensor
-    weight: torch.Tensor
-    size: Sequence[int]
-    mask: torch.Tensor | None = None
-    stride: Sequence[int] = (1, 1)
-    padding: Sequence[int] = (0, 0)
-    dilation: Sequence[int] = (1, 1)
-    groups: int = 1
-    tf32: bool = False
-    rung: str | None = None
+    def problem() -> Conv2dInputGradientProblem:
+        f = Conv2dProblem(*image, filters, rows, columns, *settings, *form_of(gradient, tf32))
+        pooling.check_gradients(f, {"mask": mask}, gradient=gradient)
+        return Conv2dInputGradientProblem(f, mask=mask is not None)
 
-
-def _check(call: _Call) -> None:
-    """Check everything but image and batch sizes, which may be symbolic during tracing."""
-    gradient, weight, size, mask = call[:4]
-    if gradient.dim() != 4 or weight.dim() != 4 or len(size) != 2:
-        raise UnsupportedError(
-            f"gradient has {gradient.dim()} dimensions, weight {weight.dim()}, and size {len(size)} numbers; "
-            "conv2d_input_gradient takes a gradient [N, K, OH, OW], a weight [K, C/groups, R, S] and the size (H, W)"
-        )
-    if gradient.dtype not in NAMES:
-        raise UnsupportedError(
-            f"gradient is {gradient.dtype}; conv2d_input_gradient takes float32, float16 and bfloat16"
-        )
-    for name, tensor in {"weight": weight, "mask": mask}.items():
-        if tensor is not None and (tensor.dtype, tensor.device) != (gradient.dtype, gradient.device):
-            raise UnsupportedError(
-                f"gradient is {gradient.dtype} on {gradient.device} but {name} {tensor.dtype} on {tensor.device}; "
-                "they must be of one dtype and on one device"
-            )
-    if gradient.shape[1] != weight.shape[0]:
-        raise UnsupportedError(
-            f"gradient has {gradient.shape[1]} channels, but weight {tuple(weight.shape)} has {weight.shape[0]} filters"
-        )
-    if call.groups < 1:
-        raise UnsupportedError(f"groups={call.groups}: it must be at least 1")
-    if call.tf32 and gradient.dtype != torch.float32:
-        raise UnsupportedError(
-            f"gradient has dtype {gradient.dtype}; tf32=True applies to float32 tensors only"
-        )
-
-
-def _fake(*arguments: Any) -> torch.Tensor:
-    call = _Call(*arguments)
-    _check(call)
-    size = (call.gradient.shape[0], call.weight.shape[1] * call.groups, *call.size)
-    return empty_images_like(call.gradient, size)
-
-
-def _plan(*arguments: Any) -> CallPlan:
-    call = _Call(*arguments)
-    _check(call)
-    gradient, weight, size, mask, stride, padding, dilation, groups, tf32, rung = call
-    filters, group_channels, filter_height, filter_width = weight.shape
-    forward = Conv2dProblem(
-        gradient.shape[0], group_channels * groups, size[0], size[1], filters, filter_height, filter_width,
-        (stride[0], stride[-1]), (padding[0], padding[-1]), (dilation[0], dilation[-1]), groups,
-        "tf32" if tf32 else NAMES[gradient.dtype], layout_of(gradient),
-    )  # fmt: skip
-    problem = Conv2dInputGradientProblem(forward, mask=mask is not None)
-    _check_sizes(forward, gradient, mask)
-    prepared = prepare(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
-    form = problem if prepared is None else prepared.problem
-    return CallPlan(
-        prepared,
-        outputs(CONV2D_INPUT_GRADIENT, form),
-        dict.fromkeys(("gradient", "weight", "mask"), packer(form.layout)),
-        finish=None if form.layout == problem.layout else packer(problem.layout),
-    )
-
-
-def _check_sizes(forward: Conv2dProblem, gradient: torch.Tensor, mask: torch.Tensor | None) -> None:
-    f = forward
-    expected = (f.batch, f.filters, f.output_height, f.output_width)
-    if gradient.shape != expected:
-        raise UnsupportedError(
-            f"gradient has shape {tuple(gradient.shape)}; for an image of {f.height}x{f.width} it must be {expected}"
-        )
-    image = (f.batch, f.channels, f.height, f.width)
-    if mask is not None and mask.shape != image:
-        raise UnsupportedError(f"mask has shape {tuple(mask.shape)}; it must have the input's shape, {image}")
+    return CallPlan(CONV2D_INPUT_GRADIENT, lambda: empty_images_like(gradient, image), problem)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -174,4 +106,10 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return tuple(results)
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "conv2d_input_gradient",
+    _plan,
+    "gradient: N K P Q, weight: K C R S, mask: N D H W",
+    setup=_setup,
+    backward=_backward,
+)

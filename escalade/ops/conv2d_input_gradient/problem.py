@@ -111,6 +111,10 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         return max(1.0, f.group_filters * f.taps / math.prod(f.stride))
 
     @property
+    def products(self) -> int:
+        return round(self.elements * self.depth)
+
+    @property
     def rounding(self) -> float:
         """Error of a running fp32 sum, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)

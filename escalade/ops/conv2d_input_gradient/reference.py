@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
-from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.batch_norm_backward import gradients, masked
 from escalade.ops.batch_norm_backward import random_inputs as random_normalization
@@ -17,18 +18,10 @@ from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 Tensors = Mapping[str, torch.Tensor]
 
 
-def random_inputs(
-    problem: Conv2dInputGradientProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: Conv2dInputGradientProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep results of order one."""
     p, f = problem, problem.forward
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32).mul_(scale)
-        stored = values.to(STORAGE[p.dtype])
-        return stored.contiguous(memory_format=MEMORY_FORMAT[p.layout]) if len(size) == 4 else stored
-
+    normal = partial(draw.stored, p)
     inputs = {
         "gradient": normal(f.batch, f.filters, f.output_height, f.output_width),
         "weight": normal(f.filters, f.group_channels, f.filter_height, f.filter_width, scale=p.depth**-0.5),
@@ -38,7 +31,7 @@ def random_inputs(
     if p.aux:
         inputs[p.aux] = normal(f.batch, f.channels, f.height, f.width)
     if p.normalization is not None:
-        norm = random_normalization(p.normalization, device, seed + 1)
+        norm = random_normalization(p.normalization, draw.next)
         inputs |= {f"norm_{name}": value for name, value in norm.items() if name != "gradient"}
     return inputs
 

@@ -55,6 +55,11 @@ class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
         return self.bytes + f.element_bytes * (f.input_elements - f.touched_elements)
 
     @property
+    def products(self) -> int:
+        """Products per element of the result."""
+        return self.forward.output_pixels
+
+    @property
     def rounding(self) -> float:
         """Error of a running fp32 sum over the output pixels, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(1 + self.forward.output_pixels / 6)

@@ -6,30 +6,21 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
-from escalade.ops.shared.images import MEMORY_FORMAT, empty_images, layout_of, stored_images
+from escalade.ops.shared.images import MEMORY_FORMAT, empty_images, layout_of
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def random_inputs(
-    problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
-) -> dict[str, torch.Tensor]:
+def random_inputs(problem: Conv2dWeightGradientProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, the gradient scaled to keep results of order one."""
     f = problem.forward
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        return stored_images(problem, torch.randn(size, generator=generator, device=device).mul_(scale))
-
-    return {
-        "x": normal(f.batch, f.channels, f.height, f.width),
-        "gradient": normal(
-            f.batch, f.filters, f.output_height, f.output_width, scale=max(1, f.output_pixels) ** -0.5
-        ),
-    }
+    size, scale = (f.batch, f.filters, f.output_height, f.output_width), max(1, f.output_pixels) ** -0.5
+    x = draw.stored(problem, f.batch, f.channels, f.height, f.width)
+    return {"x": x, "gradient": draw.stored(problem, *size, scale=scale)}
 
 
 def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:

@@ -8,27 +8,22 @@ from typing import Any
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import MULTIPLIED, NAMES, STORAGE
+from escalade.ops.base.dtypes import MULTIPLIED, STORAGE, multiplied_as
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.calling.call import CallPlan, outputs, prepare
-from escalade.ops.calling.library import (
-    define_planned,
-    require_alike,
-    require_same_device,
-)
+from escalade.ops.calling.call import CallPlan, packer
+from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.few_channels import cuda_core, matrix, tensor_core
 from escalade.ops.few_channels.problem import (
-    MOST_CHANNELS,
-    MOST_FILTERS,
     SOURCES,
     FewChannelsProblem,
+    check_counts,
     empty_output,
     exact,
     peer,
     random_inputs,
 )
-from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, layout_of, packer
+from escalade.ops.shared.images import LAYOUTS, empty_images_like, layout_of, shape_of
 from escalade.ops.shared.pooling import as_pair
 
 
@@ -73,10 +68,6 @@ FEW_CHANNELS = FewChannels()
 # --- the PyTorch operator
 
 
-_SCHEMA = (
-    "few_channels(Tensor x, Tensor weight, Tensor? bias=None, int[2] padding=0, bool relu=False, int pool=1, "
-    "bool ceil_mode=False, bool tf32=False, str? rung=None) -> Tensor"
-)
 _SOURCES = {STORAGE[name]: name for name in SOURCES}
 
 
@@ -102,81 +93,31 @@ def few_channels(
     return OPERATOR(x, weight, bias, as_pair(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """Check everything but image and batch sizes, which may be symbolic during tracing."""
-    if x.dim() != 4 or weight.dim() != 4:
-        raise UnsupportedError(
-            f"x has {x.dim()} dimensions and weight {weight.dim()}; few_channels takes 4 each: x [N, C, H, W], "
-            "weight [K, C, R, S]"
-        )
-    if weight.dtype not in NAMES:
-        raise UnsupportedError(f"weight is {weight.dtype}; few_channels takes float32, float16 and bfloat16")
-    if x.dtype not in (weight.dtype, torch.float32, torch.uint8):
-        raise UnsupportedError(
-            f"x is {x.dtype}, weight {weight.dtype}; few_channels takes an x of the weights' dtype, float32 or uint8"
-        )
-    require_same_device(x, "weight", weight)
-    require_alike(weight, {"bias": bias})
-    if x.shape[1] != weight.shape[1]:
-        raise UnsupportedError(
-            f"x has {x.shape[1]} channels, but weight {tuple(weight.shape)} takes {weight.shape[1]}"
-        )
-    filters, channels = weight.shape[:2]
-    if channels > MOST_CHANNELS or filters > MOST_FILTERS:
-        raise UnsupportedError(
-            f"{channels} channels and {filters} filters: few_channels takes up to {MOST_CHANNELS} and "
-            f"{MOST_FILTERS}; conv2d takes any number"
-        )
-    if bias is not None and bias.shape != (filters,):
-        raise UnsupportedError(
-            f"bias has shape {tuple(bias.shape)}; for {filters} filters it must be ({filters},)"
-        )
-    if tf32 and weight.dtype != torch.float32:
-        raise UnsupportedError(f"weight has dtype {weight.dtype}; tf32=True applies to float32 tensors only")
-
-
 def _plan(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    relu: bool,
-    pool: int,
-    ceil_mode: bool,
-    tf32: bool,
-    rung: str | None,
-) -> CallPlan:
-    _check(x, weight, bias, tf32)
-    batch, channels, height, width = x.shape
-    filters, _, filter_height, filter_width = weight.shape
-    problem = FewChannelsProblem(
-        batch, channels, height, width, filters, filter_height, filter_width, (padding[0], padding[-1]),
-        bias is not None, relu, pool, ceil_mode, "tf32" if tf32 else NAMES[weight.dtype], layout_of(x),
-        _SOURCES[x.dtype],
-    )  # fmt: skip
-    packers = {"x": packer(problem.layout), "weight": torch.Tensor.contiguous, "bias": packer("flat")}
-    return CallPlan(prepare(FEW_CHANNELS, problem, x.device, rung), outputs(FEW_CHANNELS, problem), packers)
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    padding: Sequence[int] = (0, 0),
+    padding: Pair = (0, 0),
     relu: bool = False,
     pool: int = 1,
     ceil_mode: bool = False,
     tf32: bool = False,
-    *_: object,
-) -> torch.Tensor:
-    _check(x, weight, bias, tf32)
+    rung: str | None = None,
+) -> CallPlan:
+    filters, channels, rows, columns = weight.shape
+    check_counts(channels, filters)
     if pool < 1:
         raise UnsupportedError(f"pooling window of {pool}: it must be at least 1")
     more = pool - 1 if ceil_mode else 0
     size = [(x.shape[2 + d] + 2 * padding[d] - weight.shape[2 + d] + 1 + more) // pool for d in (0, 1)]
-    return torch.empty(
-        (x.shape[0], weight.shape[0], *size),
-        dtype=weight.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
+    return CallPlan(
+        FEW_CHANNELS,
+        lambda: empty_images_like(x, (x.shape[0], filters, *size), weight.dtype),
+        lambda: FewChannelsProblem(
+            *shape_of(x), filters, rows, columns, padding, bias is not None, relu, pool, ceil_mode,
+            multiplied_as(weight, tf32), layout_of(x), _SOURCES[x.dtype],
+        ),
+        {"weight": packer("flat")},
     )  # fmt: skip
 
 
@@ -209,6 +150,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return grad_x, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned(
+    "few_channels", _plan, "x: N C H W of weight|float32|uint8, weight: K C R S of floating, bias: K of weight",
+    setup=_setup, backward=_backward,
+)  # fmt: skip
 
 __all__ = ["FEW_CHANNELS", "FewChannels", "FewChannelsProblem", "few_channels"]

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, STORAGE
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Tensors, normal_deviates
+from escalade.ops.base.operation import Tensors
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -106,6 +107,14 @@ class FewChannelsProblem(FilteredImages, Named):
         return self.touched_elements * ELEMENT_BYTES[self.x_type] + stored * ELEMENT_BYTES[self.storage]
 
 
+def check_counts(channels: int, filters: int) -> None:
+    if channels > MOST_CHANNELS or filters > MOST_FILTERS:
+        raise UnsupportedError(
+            f"{channels} channels and {filters} filters: few_channels takes up to {MOST_CHANNELS} and "
+            f"{MOST_FILTERS}; conv2d takes any number"
+        )
+
+
 def _check(p: FewChannelsProblem) -> None:
     check_problem("few_channels", p, MULTIPLIED)
     require("few_channels", "source", p.x_type, SOURCES)
@@ -121,11 +130,7 @@ def _check(p: FewChannelsProblem) -> None:
             "pooling window": p.pool,
         },
     )  # fmt: skip
-    if p.channels > MOST_CHANNELS or p.filters > MOST_FILTERS:
-        raise UnsupportedError(
-            f"{p.channels} channels and {p.filters} filters: few_channels takes up to {MOST_CHANNELS} channels and "
-            f"{MOST_FILTERS} filters; conv2d takes any number"
-        )
+    check_counts(p.channels, p.filters)
     if p.conv_height < 1 or p.conv_width < 1:
         raise UnsupportedError(
             f"the filter has {p.filter_height}x{p.filter_width} pixels, but the padded image only "
@@ -145,28 +150,26 @@ def _check(p: FewChannelsProblem) -> None:
 # --- the reference
 
 
-def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: FewChannelsProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates or uint8 values, weights scaled to keep outputs of order one.
 
     Weights have three dimensions ([K, C, R * S]): their order does not depend on the layout.
     """
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     size = (p.batch, p.channels, p.height, p.width)
     if p.x_type == "uint8":
-        x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
+        x = draw.integers(256, *size, dtype=torch.uint8)
     else:
-        x = normal(*size).to(STORAGE[p.x_type])
+        x = draw.normal(*size).to(STORAGE[p.x_type])
     storage = STORAGE[p.storage]
     spread = 75.0 if p.x_type == "uint8" else 1.0
     scale = (p.channels * p.taps) ** -0.5 / spread
     inputs = {
         "x": x.contiguous(memory_format=MEMORY_FORMAT[p.layout]),
-        "weight": normal(p.filters, p.channels, p.taps, scale=scale).to(storage),
+        "weight": draw.normal(p.filters, p.channels, p.taps, scale=scale).to(storage),
     }
     if p.bias:
-        inputs["bias"] = normal(p.filters).to(storage)
+        inputs["bias"] = draw.normal(p.filters).to(storage)
     return inputs
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, NAMES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_autocast, define_planned, require_alike, require_rung
+from escalade.ops.calling.library import define_planned
 from escalade.ops.calling.types import as_list
 from escalade.ops.mlp import cuda_core, persistent, tensor_core
 from escalade.ops.mlp.problem import (
     AUTOENCODER,
     Layer,
     MlpProblem,
+    check_parameters,
     empty_output,
     exact,
     parse_layers,
@@ -91,9 +89,6 @@ MLP = Mlp()
 # --- the PyTorch operator
 
 
-_SCHEMA = "mlp(Tensor x, Tensor[] parameters, str layers, bool error=False, str? rung=None) -> Tensor"
-
-
 def mlp(
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
@@ -111,68 +106,27 @@ def mlp(
     return OPERATOR(x, as_list(parameters), spelled(layers), error, rung)
 
 
-def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
-    return MlpProblem(batch, parse_layers(layers), "error" if error else "y", NAMES[x.dtype])
-
-
-def _check(x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool) -> MlpProblem:
-    """Check everything but the number of rows, which may be symbolic during tracing; return the problem of one row."""
-    rows.check_matrix("mlp", x)
-    problem = _problem(x, layers, error, 1)
-    if x.shape[-1] != problem.features:
-        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
-    sizes = problem.sizes
-    if len(parameters) != len(sizes):
-        raise UnsupportedError(
-            f"{len(parameters)} parameters, but {layers} takes {len(sizes)}: {', '.join(sizes)}"
-        )
-    named = dict(zip(sizes, parameters, strict=True))
-    require_alike(x, dict(named))
-    for name, tensor in named.items():
-        if tuple(tensor.shape) != sizes[name]:
-            raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
-    return problem
-
-
-def _fake(
-    x: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    error: bool = False,
-    rung: str | None = None,
-) -> torch.Tensor:
-    row = _check(x, parameters, layers, error)
-    last = () if error else (row.outputs,)
-    return torch.empty((*x.shape[:-1], *last), dtype=torch.float32 if error else x.dtype, device=x.device)
-
-
 def _plan(
-    x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool, rung: str | None
-) -> CallPlan:
-    y = _fake(x, parameters, layers, error)
-    batch = rows.rows_of(x)
-    if batch == 0:
-        require_rung(MLP, rung)
-        return CallPlan(None, {"y": y})
-    problem = _problem(x, layers, error, batch)
-    names = tuple(problem.sizes)
-    return replace(rows.plan(MLP, problem, rung, ("x", *names), y), names=names)
-
-
-def _cast(
-    dtype: torch.dtype,
     x: torch.Tensor,
     parameters: Sequence[torch.Tensor],
     layers: str,
     error: bool = False,
     rung: str | None = None,
-) -> tuple[Any, ...]:
-    """Cast the tensors as autocast casts those of a linear layer. Norms, sums and the error are fp32 in any dtype."""
-    first, *others = [one if one.dtype not in NAMES else one.to(dtype) for one in (x, *parameters)]
-    return first, others, layers, error, rung
+) -> CallPlan:
+    def problem(batch: int) -> MlpProblem:
+        return MlpProblem(batch, parse_layers(layers), "error" if error else "y", NAMES[x.dtype])
+
+    row = problem(1)  # the number of rows may be symbolic during tracing
+    check_parameters(row, layers, x, parameters)
+    batch, _ = rows.sizes(x)
+    return CallPlan(
+        MLP,
+        lambda: x.new_empty(x.shape[:-1], dtype=torch.float32) if error else rows.empty_like(x, row.outputs),
+        lambda: problem(batch) if batch else None,
+        names=tuple(row.sizes),
+    )
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake)
-define_autocast("mlp", _cast)
+OPERATOR = define_planned("mlp", _plan, "x: ... I", autocast=True)
 
 __all__ = ["MLP", "Layer", "Mlp", "MlpProblem", "mlp"]

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Tensors
 from escalade.ops.base.switches import precision
+from escalade.ops.calling.library import require_alike
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")
@@ -224,13 +226,28 @@ ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def random_inputs(problem: MlpProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def check_parameters(row: Any, layers: str, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> None:
+    """Raise unless x and the parameters are those of a problem of one row."""
+    if x.shape[-1] != row.features:
+        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {row.features}")
+    if len(parameters) != len(row.sizes):
+        raise UnsupportedError(
+            f"{len(parameters)} parameters, but {layers} takes {len(row.sizes)}: {', '.join(row.sizes)}"
+        )
+    named = dict(zip(row.sizes, parameters, strict=True))
+    require_alike(x, dict(named))
+    for name, size in row.sizes.items():
+        if named[name].shape != size:
+            raise UnsupportedError(
+                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
+            )
+
+
+def random_inputs(problem: MlpProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, weights scaled to keep every layer's result of order one."""
-    generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(size: tuple[int, ...], scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
-        return values.mul_(scale).add_(mean).to(STORAGE[problem.dtype])
+        return draw.normal(*size, scale=scale).add_(mean).to(STORAGE[problem.dtype])
 
     inputs = {"x": normal((problem.batch, problem.features))}
     for number, layer in enumerate(problem.layers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from escalade.ops.base.dtypes import DTYPES, NAMES
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned, require_alike, require_rung
+from escalade.ops.calling.library import define_planned
 from escalade.ops.calling.types import as_list
-from escalade.ops.mlp.problem import AUTOENCODER, Layer, parse_layers, spelled
+from escalade.ops.mlp.problem import AUTOENCODER, Layer, check_parameters, parse_layers, spelled
 from escalade.ops.mlp_backward import cuda_core, tensor_core
 from escalade.ops.mlp_backward.problem import (
     MlpBackwardProblem,
@@ -73,12 +72,6 @@ MLP_BACKWARD = MlpBackward()
 # --- the PyTorch operator
 
 
-_SCHEMA = (
-    "mlp_backward(Tensor x, Tensor grad_y, Tensor[] parameters, str layers, bool input_gradient=False, "
-    "str? rung=None) -> Tensor"
-)
-
-
 def mlp_backward(
     x: torch.Tensor,
     grad_y: torch.Tensor,
@@ -108,65 +101,32 @@ def split(
     return (of_x.view(x.shape) if input_gradient else None), gradients
 
 
-def _problem(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    input_gradient: bool,
-) -> MlpBackwardProblem:
-    """Check the arguments and return the problem of one row; the number of rows may be symbolic during tracing."""
-    rows.check_matrix("mlp_backward", x)
-    problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
-    if x.shape[-1] != problem.features:
-        raise UnsupportedError(f"x has rows of {x.shape[-1]}, but {layers} takes {problem.features}")
-    if grad_y.shape != (*x.shape[:-1], problem.outputs):
-        raise UnsupportedError(
-            f"grad_y has shape {tuple(grad_y.shape)}; for x {tuple(x.shape)} and {layers} it must be "
-            f"{(*x.shape[:-1], problem.outputs)}"
-        )
-    if len(parameters) != len(problem.sizes):
-        raise UnsupportedError(
-            f"{len(parameters)} parameters, but {layers} has {len(problem.sizes)}: {', '.join(problem.sizes)}"
-        )
-    named = dict(zip(problem.sizes, parameters, strict=True))
-    require_alike(x, {"grad_y": grad_y, **named})
-    for name, size in problem.sizes.items():
-        if named[name].shape != size:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(named[name].shape)}; for {layers} it must be {size}"
-            )
-    return problem
-
-
-def _fake(
+def _plan(
     x: torch.Tensor,
     grad_y: torch.Tensor,
     parameters: Sequence[torch.Tensor],
     layers: str,
     input_gradient: bool = False,
     rung: str | None = None,
-) -> torch.Tensor:
-    one_row = _problem(x, grad_y, parameters, layers, input_gradient)
-    size = one_row.parameter_elements + (x.numel() if input_gradient else 0)
-    return x.new_empty((size,), dtype=torch.float32)
-
-
-def _plan(
-    x: torch.Tensor,
-    grad_y: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
-    layers: str,
-    input_gradient: bool,
-    rung: str | None,
 ) -> CallPlan:
-    y = _fake(x, grad_y, parameters, layers, input_gradient)
-    if rows.rows_of(x) == 0:
-        require_rung(MLP_BACKWARD, rung)
-        return CallPlan(None, {"y": y}, finish=torch.zero_)
-    problem = MlpBackwardProblem(rows.rows_of(x), parse_layers(layers), input_gradient, NAMES[x.dtype])
-    names = tuple(problem.sizes)
-    return replace(rows.plan(MLP_BACKWARD, problem, rung, ("x", "grad_y", *names), y), names=names)
+    def problem(batch: int) -> MlpBackwardProblem:
+        return MlpBackwardProblem(batch, parse_layers(layers), input_gradient, NAMES[x.dtype])
+
+    row = problem(1)  # the number of rows may be symbolic during tracing
+    check_parameters(row, layers, x, parameters)
+    if grad_y.shape[-1] != row.outputs:
+        raise UnsupportedError(
+            f"grad_y has rows of {grad_y.shape[-1]}, but {layers} returns rows of {row.outputs}"
+        )
+    batch, _ = rows.sizes(x)
+    size = row.parameter_elements + (x.numel() if input_gradient else 0)
+    return CallPlan(
+        MLP_BACKWARD,
+        lambda: x.new_empty(size, dtype=torch.float32),
+        lambda: problem(batch) if batch else None,
+        fill=torch.zero_,
+        names=tuple(row.sizes),
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -177,7 +137,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     raise UnsupportedError("mlp_backward has no gradient: mlp supports first derivatives only")
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)
+OPERATOR = define_planned("mlp_backward", _plan, "x: ... I, grad_y: ... O", setup=_setup, backward=_backward)
 
 __all__ = [
     "MLP_BACKWARD",

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Tensors
@@ -100,11 +101,9 @@ class MlpBackwardProblem(Named):
 # --- the reference
 
 
-def random_inputs(problem: MlpBackwardProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    inputs = dict(forward.random_inputs(problem.forward, device, seed))
-    generator = torch.Generator(device=device).manual_seed(seed + 1)
-    gradient = torch.randn((problem.batch, problem.outputs), generator=generator, device=device)
-    inputs["grad_y"] = gradient.to(STORAGE[problem.dtype])
+def random_inputs(problem: MlpBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
+    inputs = dict(forward.random_inputs(problem.forward, draw))
+    inputs["grad_y"] = draw.next.stored(problem, problem.batch, problem.outputs)
     return inputs
 
 

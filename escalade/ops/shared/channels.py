@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from escalade.device.program import Constant, Program, Type
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.calling.call import Packer
-from escalade.ops.calling.library import require_same_device
 from escalade.ops.shared.images import ImageProblem, check_problem, require_32_bits
 
 SIZES = "{channels}_{height,width}_b{batch}"
@@ -70,30 +69,28 @@ class ChannelTile:
 # --- tensors
 
 
-def check_channel_vectors(
-    operation: str, x: torch.Tensor, vectors: Mapping[str, torch.Tensor | None]
-) -> None:
-    """Raise unless every tensor holds one number per channel of x."""
-    channels = x.shape[1]
-    for name, tensor in vectors.items():
-        if tensor is None:
-            continue
-        require_same_device(x, name, tensor)
-        if tensor.dtype not in (torch.float32, x.dtype):
-            raise UnsupportedError(f"{name} is {tensor.dtype}; {operation} supports float32, or x's dtype")
-        if tensor.dim() != 1 or tensor.shape[0] != channels:
-            raise UnsupportedError(
-                f"{name} has shape {tuple(tensor.shape)}; for {channels} channels it must be ({channels},)"
-            )
+def vectors_of_x(*names: str) -> str:
+    """Return what an operator on images with vectors of one number per channel takes."""
+    return ", ".join(("x: N C H W", *(f"{name}: C of float32|x" for name in names)))
 
 
-def channel_packer(x: torch.Tensor, default: float = 0.0) -> Packer:
-    """Return a packer of per-channel vectors to dense fp32; None becomes a vector of the default."""
-    channels, device = x.shape[1], x.device
+def empty_vector(x: torch.Tensor, exists: bool = True) -> torch.Tensor:
+    """Return an empty fp32 vector of one number per channel; without elements unless it exists."""
+    return x.new_empty(x.shape[1] if exists else 0, dtype=torch.float32)
 
-    def pack(given: torch.Tensor | None) -> torch.Tensor:
-        if given is None:
-            return torch.full((channels,), default, dtype=torch.float32, device=device)
-        return given.float().contiguous()
 
-    return pack
+def channel_packers(x: torch.Tensor, *names: str, **defaults: float) -> dict[str, Packer]:
+    """Return packers of per-channel vectors to dense fp32; None becomes a vector of the default, which is 0 for
+    `names`."""
+    return {
+        name: partial(_pack_vector, x.shape[1], x.device, default)
+        for name, default in {**dict.fromkeys(names, 0.0), **defaults}.items()
+    }
+
+
+def _pack_vector(
+    channels: int, device: torch.device, default: float, given: torch.Tensor | None
+) -> torch.Tensor:
+    if given is None:
+        return torch.full((channels,), default, dtype=torch.float32, device=device)
+    return given.float().contiguous()

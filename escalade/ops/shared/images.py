@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from escalade.device.strides import MEMORY_FORMAT, aligned, layout_of, packed
+from escalade.device.strides import MEMORY_FORMAT, aligned, empty, layout_of, packed
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
+from escalade.ops.base.dtypes import DTYPES, STORAGE, multiplied_as
 from escalade.ops.base.pitch import check_pitches, pitch_of
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call import Packer
 
 LAYOUTS = ("nchw", "nhwc")
 
@@ -160,24 +160,20 @@ def stored_images(problem: Problem, values: torch.Tensor) -> torch.Tensor:
     return values.to(STORAGE[problem.dtype]).contiguous(memory_format=MEMORY_FORMAT[problem.layout])
 
 
-def empty_images_like(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Return empty images with x's dtype, device and layout; x may be fake with symbolic sizes."""
-    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])
+def empty_images_like(x: torch.Tensor, size: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return empty images with x's device, layout and, unless one is given, dtype. Sizes may be symbolic."""
+    return empty(size, dtype or x.dtype, layout_of(x), x.device)
 
 
-def check_images(operation: str, x: torch.Tensor) -> None:
-    if x.dim() != 4:
-        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} needs 4: [N, C, H, W]")
-    dtype_of(operation, x)
+def shape_of(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of images, for a problem's first fields."""
+    n, c, h, w = x.shape
+    return n, c, h, w
 
 
-def packer(layout: str) -> Packer:
-    """Return a packer of 4-D tensors into that layout, and of all others into row-major order."""
-
-    def pack(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else packed(tensor, layout if tensor.dim() == 4 else "flat")
-
-    return pack
+def form_of(x: torch.Tensor, tf32: bool = False) -> tuple[str, str]:
+    """Return the dtype and the layout of a problem on x."""
+    return multiplied_as(x, tf32), layout_of(x)
 
 
 def pack_aligned(x: torch.Tensor, layout: str) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,11 +11,12 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call import CallPlan, Packer, prepare
+from escalade.ops.calling.call import CallPlan, Packer
 from escalade.ops.calling.library import define_planned
 from escalade.ops.calling.operator import Operator
 
 REDUCTIONS = ("mean", "sum")
+Results = Callable[[], dict[str, torch.Tensor]]
 
 
 class Loss(Problem, Protocol):
@@ -45,62 +47,47 @@ def gradient_of(loss: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tor
 
 def define_loss(
     operation: Operation[Any],
-    settings: str,
     problem_of: Callable[..., Loss],
+    takes: str,
     packers: Callable[[torch.Tensor], dict[str, Packer]],
     empty_gradient: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like,
     of_nothing: Callable[[Any], float] | None = None,
 ) -> tuple[Operator, Operator]:
     """Define an operation's loss as an operator, and one that returns the loss and its gradient times a scale.
 
-    `settings` are the arguments behind x and target in the schema. `problem_of` takes all arguments, and `gradient` by
-    name. `of_nothing` returns the loss of an empty batch.
+    `problem_of` takes x, target and the settings of the operators, and `gradient` by name. `of_nothing` returns the
+    loss of an empty batch.
     """
     name = operation.name
-    count = settings.count(",") + 1
+    given = list(inspect.signature(problem_of).parameters.values())[:-1]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    scale = inspect.Parameter("scale", kind, annotation="torch.Tensor")
+    rung = inspect.Parameter("rung", kind, annotation="str | None", default=None)
 
-    def plan(x: torch.Tensor, target: torch.Tensor, *arguments: Any) -> CallPlan:
-        problem = problem_of(x, target, *arguments, gradient=False)
-        return planned(problem, {"y": fake(x, target, *arguments)}, ("y",), x, arguments[-1])
-
-    def fake(x: torch.Tensor, target: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        problem_of(x, target, *arguments, gradient=False)
-        return x.new_empty((), dtype=torch.float32)
+    def plan(x: torch.Tensor, target: torch.Tensor, *settings: Any) -> CallPlan:
+        return planned(x, target, settings, lambda: {"y": empty_loss(x)}, gradient=False)
 
     def plan_with_gradient(
-        x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, *arguments: Any
+        x: torch.Tensor, target: torch.Tensor, _: torch.Tensor, *settings: Any
     ) -> CallPlan:
-        problem = problem_of(x, target, *arguments, gradient=True)
-        loss, gradient = fake_with_gradient(x, target, scale, *arguments)
-        return planned(problem, {"loss": loss, "y": gradient}, ("loss", "y"), x, arguments[-1])
-
-    def fake_with_gradient(
-        x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, *arguments: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        problem_of(x, target, *arguments, gradient=True)
-        if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != x.device:
-            raise UnsupportedError(
-                f"scale has {scale.numel()} elements, {scale.dtype} on {scale.device}: {name} needs one float32 "
-                f"number on {x.device}"
-            )
-        return x.new_empty((), dtype=torch.float32), empty_gradient(x)
+        return planned(
+            x, target, settings, lambda: {"loss": empty_loss(x), "y": empty_gradient(x)}, gradient=True
+        )
 
     def planned(
-        problem: Loss,
-        made: dict[str, torch.Tensor],
-        results: tuple[str, ...],
-        x: torch.Tensor,
-        rung: str | None,
+        x: torch.Tensor, target: torch.Tensor, settings: Sequence[Any], results: Results, gradient: bool
     ) -> CallPlan:
+        problem = problem_of(x, target, *settings[:-1], gradient=gradient)
+
         def fill(result: Any) -> Any:
             assert of_nothing is not None
-            (result if len(results) == 1 else result[0]).fill_(of_nothing(problem))
+            (result[0] if gradient else result).fill_(of_nothing(problem))
             return result
 
-        finish = fill if problem.batch == 0 else None
-        return CallPlan(
-            prepare(operation, problem, x.device, rung), made, packers(x), results=results, finish=finish
-        )
+        return CallPlan(operation, results, lambda: problem, packers(x), fill=fill)
+
+    def empty_loss(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty((), dtype=torch.float32)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         x, target, *ctx.settings, _ = inputs
@@ -111,7 +98,7 @@ def define_loss(
         if ctx.needs_input_grad[1]:
             raise UnsupportedError(f"{name} is differentiable by x only; detach the target")
         _, found = with_gradient(x, target, gradient, *ctx.settings, None)
-        return found, *(None,) * (count + 2)
+        return found, *(None,) * len(given)
 
     def setup_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
@@ -119,12 +106,11 @@ def define_loss(
     def no_second_derivative(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         raise UnsupportedError(f"{name} has no second derivative")
 
-    schema = f"{settings}, str? rung=None"
-    loss = define_planned(
-        f"{name}(Tensor x, Tensor target, {schema}) -> Tensor", plan, fake, setup=setup, backward=backward
-    )
+    plan.__signature__ = inspect.Signature([*given, rung])  # type: ignore[attr-defined]
+    plan_with_gradient.__signature__ = inspect.Signature([*given[:2], scale, *given[2:], rung])  # type: ignore[attr-defined]
+    loss = define_planned(name, plan, takes, setup=setup, backward=backward)
     with_gradient = define_planned(
-        f"{name}_with_gradient(Tensor x, Tensor target, Tensor scale, {schema}) -> (Tensor, Tensor)",
-        plan_with_gradient, fake_with_gradient, setup=setup_nothing, backward=no_second_derivative,
+        f"{name}_with_gradient", plan_with_gradient, f"{takes}, scale: 1 of float32",
+        returns="(Tensor, Tensor)", setup=setup_nothing, backward=no_second_derivative,
     )  # fmt: skip
     return loss, with_gradient

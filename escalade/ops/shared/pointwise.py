@@ -6,7 +6,7 @@ NHWC, NCHW, per-channel and per-image operands differ only in their strides over
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, Ints, Recipe
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.launch import launch
@@ -24,7 +25,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, first_that
-from escalade.ops.calling.call import CallPlan, Packer, prepare
+from escalade.ops.calling.call import CallPlan, Packer
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import require_rung
 from escalade.ops.expressions import Expression
@@ -202,21 +203,18 @@ def reciprocal(size: int) -> tuple[int, int]:
 # --- for references
 
 
-def random_operand(
-    problem: Pointwise, operand: Operand, device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
+def random_operand(problem: Pointwise, operand: Operand, draw: Draw) -> torch.Tensor:
     """Return normal deviates wide enough that some exceed 6; zeros and ones for an integer operand."""
     spans = zip(problem.shape, operand.strides, strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in spans) if math.prod(problem.shape) else 0
     storage = STORAGE[operand.dtype]
     if not storage.is_floating_point:
-        return torch.randint(0, 2, (elements,), generator=generator, device=device).to(storage)
-    return torch.randn(elements, generator=generator, device=device).mul_(4).to(storage)
+        return draw.integers(2, elements).to(storage)
+    return draw.normal(elements).mul_(4).to(storage)
 
 
-def random_inputs(problem: Pointwise, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return {one.name: random_operand(problem, one, device, generator) for one in problem.operands}
+def random_inputs(problem: Pointwise, draw: Draw) -> dict[str, torch.Tensor]:
+    return {one.name: random_operand(problem, one, draw) for one in problem.operands}
 
 
 def empty_output(problem: Pointwise, device: torch.device) -> torch.Tensor:
@@ -246,12 +244,15 @@ def packer_like(pattern: torch.Tensor) -> Packer:
 
 
 def plan(
-    operation: Operation[Any], problem: Pointwise, inputs: Sequence[str], x: torch.Tensor, rung: str | None
+    operation: Operation[Any],
+    problem: Callable[[], Problem],
+    x: torch.Tensor,
+    *inputs: str,
+    dtype: torch.dtype | None = None,
 ) -> CallPlan:
     """Plan a result with x's memory order, without gaps, from tensors of its shape."""
-    y = torch.empty_like(x, device="meta")
-    prepared = prepare(operation, problem, x.device, rung, math.prod(problem.shape))
-    return CallPlan(prepared, {"y": y}, dict.fromkeys(inputs, packer_like(y)))
+    packers = dict.fromkeys(inputs, packer_like(torch.empty_like(x, device="meta")))
+    return CallPlan(operation, lambda: torch.empty_like(x, dtype=dtype), problem, packers)
 
 
 def run(

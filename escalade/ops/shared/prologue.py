@@ -11,6 +11,7 @@ import torch
 from escalade.device.program import Constant, Macro
 from escalade.device.recipe import Argument, Buffer
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.expressions import Expression, fast_functions
 
@@ -85,12 +86,12 @@ def tensors() -> tuple[Argument, ...]:
     return tuple(Buffer(name, optional=True) for name in OPERANDS)
 
 
-def random_operands(problem: HasPrologue, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def random_operands(problem: HasPrologue, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates for the prologue's operands."""
     drawn = {}
     for name in operands(problem):
         size = (problem.batch, problem.channels) if name == "gate" else (problem.channels,)
-        values = torch.randn(size, generator=generator, device=generator.device)
+        values = draw.normal(*size)
         drawn[name] = values.to(STORAGE[problem.dtype]) if name == "gate" else values
     return drawn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -12,13 +12,10 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
-from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.launch import launch
-from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.shared import columns
 
 LAYOUTS = ("flat",)
@@ -78,27 +75,11 @@ class PerRow(Rung[R, ThreadsConfig]):
 # --- tensors
 
 
-def check_matrix(operation: str, x: torch.Tensor) -> None:
-    if x.dim() < 1:
-        raise UnsupportedError(f"x has no dimensions; {operation} needs at least one")
-    dtype_of(operation, x)
+def sizes(x: torch.Tensor) -> tuple[int, int]:
+    """Return the number of rows, over all dimensions but the last, and their length."""
+    return x.shape[:-1].numel(), x.shape[-1]
 
 
-def rows_of(x: torch.Tensor) -> int:
-    """Return the product of all dimensions but the last."""
-    return x.shape[:-1].numel()
-
-
-def plan(
-    operation: Operation[Any],
-    problem: Problem,
-    rung: str | None,
-    inputs: Iterable[str],
-    y: torch.Tensor,
-) -> CallPlan:
-    """Plan a result like `y`. Inputs are made contiguous, so that leading dimensions are rows of one matrix."""
-    return CallPlan(prepare(operation, problem, y.device, rung), {"y": y}, dict.fromkeys(inputs, _dense))
-
-
-def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def empty_like(x: torch.Tensor, length: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return empty rows, with the length and the dtype of x unless they are given."""
+    return x.new_empty((*x.shape[:-1], x.shape[-1] if length is None else length), dtype=dtype)

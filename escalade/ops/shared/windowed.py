@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,9 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import Named, spell_pair
 from escalade.ops.base.windows import touched
+from escalade.ops.calling.library import Pair
 from escalade.ops.shared.images import (
     ResizedImages,
-    check_images,
     check_problem,
     empty_images_like,
 )
@@ -98,19 +97,18 @@ def output_size(size: int, span: int, stride: int, padding: int, ceil_mode: bool
 
 
 def empty_pooled(
-    operation: str,
     x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return an empty pooling result, for fakes."""
-    check_images(operation, x)
+    """Return an empty pooling result; sizes of x may be symbolic."""
     if min(*kernel, *stride) < 1:
         raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
     size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
-    return empty_images_like(x, (x.shape[0], x.shape[1], *size))
+    return empty_images_like(x, (*x.shape[:2], *size), dtype)
 
 
 def check_windows(operation: str, p: WindowedImages) -> None:

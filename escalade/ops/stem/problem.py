@@ -12,9 +12,10 @@ import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED, QUANTIZED, STORAGE, stored_as
 from escalade.ops.base.naming import Codec, Named, NamePattern
-from escalade.ops.base.operation import Tensors, normal_deviates
+from escalade.ops.base.operation import Tensors
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
@@ -169,30 +170,30 @@ def _check(p: StemProblem) -> None:
 # --- the reference
 
 
-def random_inputs(problem: StemProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+def random_inputs(problem: StemProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return x and weights with three dimensions, in memory order; normalized pixels and outputs are of order one."""
     p = problem
-    generator = torch.Generator(device=device).manual_seed(seed)
-    normal = normal_deviates(generator)
     pixels = p.height * p.width
     size = (p.batch, p.channels, pixels) if p.source_layout == "nchw" else (p.batch, pixels, p.channels)
     if p.source == "uint8":
-        x = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)
+        x = draw.integers(256, *size, dtype=torch.uint8)
     else:
-        x = normal(*size).to(STORAGE[p.source])
+        x = draw.normal(*size).to(STORAGE[p.source])
     storage = STORAGE[p.storage]
     spread = 75.0 if p.source == "uint8" and not p.normalise else 1.0
     length = p.channels * p.taps
     largest = 40.0 if p.output else 1.0  # of outputs: a few of them saturate in int8
     inputs = {
         "x": x,
-        "weight": normal(p.filters, p.channels, p.taps, scale=largest * length**-0.5 / spread).to(storage),
-        "bias": normal(p.filters, scale=largest).to(storage),
+        "weight": draw.normal(p.filters, p.channels, p.taps, scale=largest * length**-0.5 / spread).to(
+            storage
+        ),
+        "bias": draw.normal(p.filters, scale=largest).to(storage),
     }
     if p.normalise:
         unit = 1 / 75.0 if p.source == "uint8" else 1.0
-        inputs["scale"] = (1 + 0.1 * normal(p.channels)) * unit
-        inputs["shift"] = normal(p.channels) - (1.7 if p.source == "uint8" else 0.0)
+        inputs["scale"] = (1 + 0.1 * draw.normal(p.channels)) * unit
+        inputs["shift"] = draw.normal(p.channels) - (1.7 if p.source == "uint8" else 0.0)
     return inputs
 
 

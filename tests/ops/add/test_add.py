@@ -86,11 +86,11 @@ def test_gradients_are_those_of_pytorch(relu: bool, seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "residual", "sentence"),
     [
-        (torch.ones(3), torch.ones(4), r"add needs one shape for both"),
-        (torch.ones(3, 4), torch.ones(4), "one shape for both"),
-        (torch.ones(3), torch.ones(3).half(), "x is torch.float32 but residual is torch.float16"),
-        (torch.ones(3).double(), torch.ones(3).double(), "add supports float32, float16 and bfloat16"),
-        (torch.ones(3), torch.ones(3, device="meta"), "residual is on meta"),
+        (torch.ones(3), torch.ones(4), r"residual is torch.float32 \[4\] .*add takes x: ..., residual: ..."),
+        (torch.ones(3, 4), torch.ones(4), "residual is torch.float32"),
+        (torch.ones(3), torch.ones(3).half(), "residual is torch.float16 .*of one dtype"),
+        (torch.ones(3).double(), torch.ones(3).double(), r"add takes .*\(float32, float16 or bfloat16\)"),
+        (torch.ones(3), torch.ones(3, device="meta"), "residual is .* on meta"),
     ],
 )
 def test_what_it_refuses(x: torch.Tensor, residual: torch.Tensor, sentence: str) -> None:

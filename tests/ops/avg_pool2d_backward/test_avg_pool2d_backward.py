@@ -26,9 +26,9 @@ def test_pixels_that_lie_apart_are_refused() -> None:
 @pytest.mark.parametrize(
     ("gradient", "change", "sentence"),
     [
-        (torch.ones(8, 5, 5), {}, "3 dimensions"),
-        (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 and bfloat16"),
-        (torch.ones(2, 8, 5, 4), {}, r"gradient has shape \(2, 8, 5, 4\); it must be \(2, 8, 5, 5\)"),
+        (torch.ones(8, 5, 5), {}, "gradient: N C P Q"),
+        (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 or bfloat16"),
+        (torch.ones(2, 8, 5, 4), {}, r"gradient has shape \(2, 8, 5, 4\); for .* it must be \(2, 8, 5, 5\)"),
         (torch.ones(2, 8, 5, 5), {"divisor_override": 0}, "needs at least 1"),
         (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "supports layout nhwc, not nchw"),
     ],

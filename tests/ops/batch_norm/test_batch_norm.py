@@ -253,16 +253,16 @@ def test_only_the_gradients_that_are_asked_for(seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm needs 4"),
-        ({"x": torch.ones(3, 8, 2, 2).double()}, "batch_norm supports float32, float16 and bfloat16"),
-        ({"weight": torch.ones(7)}, r"weight has shape \(7,\); for 8 channels it must be \(8,\)"),
-        ({"running_mean": torch.ones(8, 1)}, r"running_mean has shape \(8, 1\)"),
+        ({"x": torch.ones(3, 8)}, r"x is torch.float32 \[3, 8\]"),
+        ({"x": torch.ones(3, 8, 2, 2).double()}, r"x is torch.float64 .*\(float32, float16 or bfloat16\)"),
+        ({"weight": torch.ones(7)}, r"weight is torch.float32 \[7\].* here C is 8"),
+        ({"running_mean": torch.ones(8, 1)}, r"mean is torch.float32 \[8, 1\]"),
         (
             {"running_var": torch.ones(8).double()},
-            "running_var is torch.float64; batch_norm supports float32",
+            r"variance is torch.float64 .*variance: C of float32\|x",
         ),
-        ({"bias": torch.ones(8, device="meta")}, "bias is on meta"),
-        ({"residual": torch.ones(3, 8, 6, 5)}, "it must match x"),
+        ({"bias": torch.ones(8, device="meta")}, "bias is .* on meta"),
+        ({"residual": torch.ones(3, 8, 6, 5)}, r"residual is torch.float32 \[3, 8, 6, 5\].* here N is 3"),
         ({"residual": torch.ones(3, 8, 6, 6).half()}, "residual is torch.float16"),
         ({"running_mean": None}, "batch_norm without training needs running_mean and running_var"),
         ({"eps": -0.5}, "it must be finite and at least"),

@@ -114,9 +114,9 @@ def test_tensors_of_any_strides(seed: int) -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="x has 3 dimensions; batch_statistics needs 4"):
+    with pytest.raises(UnsupportedError, match=r"batch_statistics takes x: N C H W"):
         batch_statistics(torch.ones(2, 3, 4))
-    with pytest.raises(UnsupportedError, match="batch_statistics supports float32, float16 and bfloat16"):
+    with pytest.raises(UnsupportedError, match=r"\(float32, float16 or bfloat16\)"):
         batch_statistics(torch.ones(2, 3, 4, 4).int())
     with pytest.raises(UnsupportedError, match="batch is 0"):
         batch_statistics(torch.ones(0, 3, 4, 4))

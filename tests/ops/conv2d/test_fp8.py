@@ -11,6 +11,7 @@ from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config
 from escalade.ops.base.cards import typical_card
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, peer, random_inputs
@@ -70,7 +71,7 @@ def test_a_nan_spreads_over_its_pixel_and_stays_a_nan() -> None:
 def test_rounding_is_that_of_the_exact_result(output: str, splits: int) -> None:
     """If fp32 sums are exact, kernel and PyTorch must agree to the last bit except for ties."""
     problem = replace(SMALL, output=output, channels=128)
-    inputs = random_inputs(problem, CPU, 1)
+    inputs = random_inputs(problem, Draw(CPU, 1))
     inputs["x"] = inputs["x"].float().round().to(E4M3)
     inputs["weight"] = inputs["weight"].float().round().to(E4M3)
     inputs |= {"scale": torch.full((48,), 2.0**-4), "scales": torch.tensor([0.5, 8.0])}

@@ -12,6 +12,7 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import bind
 from escalade.ops import OPERATIONS, Config
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import to_int8
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2dProblem
@@ -76,7 +77,7 @@ def problems(dtype: str = "int8") -> list[Conv2dProblem]:
 def test_results_are_exact(rung: Rung[Conv2dProblem], seed: int, sample: Sample) -> None:
     """s32 sums are exact in every order, so kernels and reference agree to the last bit where fp32 holds the rest."""
     for problem in (each for each in problems() if rung.supports(each) is None):
-        inputs = random_inputs(problem, CPU, seed)
+        inputs = random_inputs(problem, Draw(CPU, seed))
         inputs |= {"scale": torch.full((problem.filters,), 2.0**-14), "scales": torch.tensor([2.0**-6, 32.0])}
         wide = {name: tensor.double() for name, tensor in inputs.items()}
         expected = peer(problem, wide)
@@ -95,7 +96,7 @@ def test_windows_of_an_odd_width_are_copied_row_by_row(seed: int) -> None:
 
 def test_the_largest_sums_do_not_overflow() -> None:
     problem = Conv2dProblem.square(512, 64, 3, 3, dtype="int8", layout="nhwc", output="fp16")
-    inputs = random_inputs(problem, CPU, 0)
+    inputs = random_inputs(problem, Draw(CPU, 0))
     inputs["x"].fill_(-128), inputs["weight"].fill_(127)
     inputs |= {"scale": torch.full((64,), 2.0**-16), "scales": torch.ones(2)}
     expected = peer(problem, inputs)
@@ -108,7 +109,7 @@ def test_results_round_to_even_and_saturate() -> None:
     """A bias is added to zeros, at a scale of one and at a tiny one."""
     for scale in (1.0, 2.0**-30):
         problem = Conv2dProblem.square(16, 16, 2, 1, dtype="int8", layout="nhwc", bias=True)
-        inputs = random_inputs(problem, CPU, 0)
+        inputs = random_inputs(problem, Draw(CPU, 0))
         inputs["x"].zero_()
         inputs |= {"bias": torch.tensor(EDGES) * scale, "scales": torch.tensor([0.0, 1 / scale])}
         expected = torch.tensor(EDGES).round().clamp(-128, 127).to(torch.int8)
@@ -147,7 +148,7 @@ def test_random_problems_match_an_integer_reference(seed: int) -> None:
             number(16, 48, 128, 144), number(16, 64, 96), size, taps, batch=number(1, 2), stride=number(1, 2),
             dtype="int8", layout="nhwc", bias=bool(number(0, 1)), relu=bool(number(0, 1)),
         )  # fmt: skip
-        inputs = random_inputs(problem, CPU, seed)
+        inputs = random_inputs(problem, Draw(CPU, seed))
         x, weight = (inputs[name].to(torch.int64).float().double() for name in ("x", "weight"))
         sums = F.conv2d(x, weight, None, problem.stride, problem.padding)
         values = sums.float() * inputs["scale"].view(-1, 1, 1)

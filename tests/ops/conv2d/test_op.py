@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from escalade.device.run import Executable
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade.ops import conv2d
-from escalade.ops.conv2d.op import problem_of
 from tests import formulas
 
 # Few kernels: the twin compiles each combination of filter, stride, dtype, layout and epilogue.
@@ -43,10 +42,10 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("x", "weight", "sentence"),
     [
-        (torch.ones(2, 8, 9), torch.ones(16, 8, 3, 3), "x has 3 dimensions"),
-        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 3), "weight 3"),
-        (torch.ones(()), torch.ones(16, 8, 3, 3), "x has 0 dimensions"),
-        (torch.ones(2, 8, 9, 9), torch.ones(16, 4, 3, 3), "x has 8 channels, but weight"),
+        (torch.ones(2, 8, 9), torch.ones(16, 8, 3, 3), "x: N C H W"),
+        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 3), r"weight is torch.float32 \[.*weight: K C/groups R S"),
+        (torch.ones(()), torch.ones(16, 8, 3, 3), "x: N C H W"),
+        (torch.ones(2, 8, 9, 9), torch.ones(16, 4, 3, 3), "weight is .* here C is 8, groups is 1"),
         (
             torch.ones(2, 8, 9, 9).double(),
             torch.ones(16, 8, 3, 3).double(),
@@ -56,15 +55,23 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
         (
             torch.ones(2, 8, 9, 9).half(),
             torch.ones(16, 8, 3, 3),
-            "x is torch.float16 but weight is torch.float32",
+            "weight is torch.float32 .*of one dtype",
         ),
         (torch.ones(2, 8, 2, 9), torch.ones(16, 8, 5, 3), "the filter covers 5x3 pixels"),
         (torch.ones(2, 8, 0, 9), torch.ones(16, 8, 3, 3), "height is 0"),
         (torch.ones(2, 0, 9, 9), torch.ones(16, 0, 3, 3), "channels is 0"),
         (torch.ones(2, 8, 9, 9), torch.ones(0, 8, 3, 3), "filters is 0"),
         (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 0, 3), "filter height is 0"),
-        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 3, 3, device="meta"), "x is on cpu but weight is on meta"),
-        (torch.ones(2, 8, 9, 9, device="meta"), torch.ones(16, 8, 3, 3), "x is on meta but weight is on cpu"),
+        (
+            torch.ones(2, 8, 9, 9),
+            torch.ones(16, 8, 3, 3, device="meta"),
+            "weight is .* on meta; .* on one device",
+        ),
+        (
+            torch.ones(2, 8, 9, 9, device="meta"),
+            torch.ones(16, 8, 3, 3),
+            "weight is .* on cpu; .* on one device",
+        ),
     ],
 )
 def test_tensors_that_pose_no_problem(x: torch.Tensor, weight: torch.Tensor, sentence: str) -> None:
@@ -84,19 +91,19 @@ def test_tensors_that_pose_no_problem(x: torch.Tensor, weight: torch.Tensor, sen
         ({"padding": 2**31}, "32-bit"),
         ({"dilation": 0}, "dilation is 0"),
         ({"dilation": 10}, "the filter covers 21x21"),
-        ({"groups": 0}, "groups=0"),
-        ({"groups": 3}, "x has 8 channels, but weight"),
+        ({"groups": 0}, "here C is 8, groups is 0"),
+        ({"groups": 3}, "weight: K C/groups R S, .* here C is 8, groups is 3"),
         ({"rung": "nonsense"}, "no rung 'nonsense'; it has direct"),
-        ({"bias": torch.ones(8)}, r"bias has shape \(8,\); for 16 filters"),
-        ({"bias": torch.ones(16, 1)}, r"bias has shape \(16, 1\)"),
+        ({"bias": torch.ones(8)}, r"bias is torch.float32 \[8\].* here K is 16"),
+        ({"bias": torch.ones(16, 1)}, r"bias is torch.float32 \[16, 1\]"),
         ({"bias": torch.ones(16).half()}, "bias is torch.float16"),
-        ({"bias": torch.ones(16, device="meta")}, "bias is on meta"),
+        ({"bias": torch.ones(16, device="meta")}, "bias is .* on meta"),
         (
             {"residual": torch.ones(2, 16, 9, 9)},
             r"residual has shape .* it must have the output's shape, \(2, 16, 7, 7\)",
         ),
-        ({"residual": torch.ones(16, 7, 7)}, "residual has shape"),
-        ({"residual": torch.ones(1, 16, 7, 7)}, "residual has shape"),
+        ({"residual": torch.ones(16, 7, 7)}, "residual: N K P Q"),
+        ({"residual": torch.ones(1, 16, 7, 7)}, "here N is 2, K is 16"),
         ({"residual": torch.ones(2, 16, 7, 7).bfloat16()}, "residual is torch.bfloat16"),
     ],
 )
@@ -407,7 +414,7 @@ def test_torch_compile_with_a_batch_that_changes() -> None:
 def test_torch_compile_tells_of_a_mistake_while_it_traces() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(Block(), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="x has 4 channels, but weight"):
+    with pytest.raises(Exception, match="here C is 4, groups is 1"):
         compiled(torch.ones(2, 4, 9, 9))
 
 
@@ -486,11 +493,3 @@ def test_no_tensor_outlives_its_call() -> None:
     del x
     gc.collect()
     assert kept() is None
-
-
-def test_problem_of_reads_the_layout() -> None:
-    x, weight = tensors()
-    rest: tuple[Any, ...] = (None, None, [1, 1], [1, 1], [1, 1], 1, False, False)
-    assert problem_of(x, weight, *rest).layout == "nchw"
-    assert problem_of(x.contiguous(memory_format=torch.channels_last), weight, *rest).layout == "nhwc"
-    assert problem_of(x, weight, *rest).name == "8to16_9_k3s1_b2"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.switches import round_to_tf32
 from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.conv2d.reference import exact, peer, random_inputs
@@ -59,7 +60,7 @@ def test_names_tell_problems_apart(first: Conv2dProblem, second: Conv2dProblem) 
 @given(problems())
 def test_shapes_are_those_of_pytorch(problem: Conv2dProblem) -> None:
     p = problem
-    inputs = random_inputs(p, CPU, 0)
+    inputs = random_inputs(p, Draw(CPU, 0))
     y = exact(p, inputs)
     assert y.shape == (p.batch, p.filters, p.output_height, p.output_width)
     assert p.output_elements == y.numel()
@@ -182,7 +183,7 @@ def test_a_large_batch_of_images_may_exceed_32_bits() -> None:
 def test_an_empty_batch_is_a_problem() -> None:
     empty = replace(PLAIN, batch=0)
     assert (empty.flops, empty.output_elements) == (0, 0)
-    assert exact(empty, random_inputs(empty, CPU, 0)).shape == (0, 16, 9, 9)
+    assert exact(empty, random_inputs(empty, Draw(CPU, 0))).shape == (0, 16, 9, 9)
 
 
 # --- the reference's own parts
@@ -206,7 +207,7 @@ def test_tf32_rounding_leaves_what_is_no_number() -> None:
 def test_pytorch_is_within_the_tolerance_it_sets(seed: int) -> None:
     for dtype, most in (("fp32", 1e-6), ("tf32", 1e-3), ("fp16", 1e-3), ("bf16", 1e-2)):
         problem = replace(PLAIN, dtype=dtype)
-        inputs = random_inputs(problem, CPU, seed)
+        inputs = random_inputs(problem, Draw(CPU, seed))
         assert 0 < relative_error(peer(problem, inputs), exact(problem, inputs)) < most
 
 
@@ -256,7 +257,7 @@ def test_what_is_no_prologue_is_said(change: dict[str, Any], sentence: str) -> N
 )
 def test_a_prologue_is_the_step_in_front_of_the_convolution(text: str, read: list[str]) -> None:
     problem = replace(POINTWISE, prologue=text, stride=(2, 2))
-    inputs = random_inputs(problem, CPU, 0)
+    inputs = random_inputs(problem, Draw(CPU, 0))
     assert [name for name in inputs if name not in ("x", "weight", "bias")] == read
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     by_channel = {name: wide[name].view(-1, 6, 1, 1) for name in read}

@@ -79,14 +79,14 @@ def test_size_tells_images_apart_that_have_the_same_output() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        ((torch.ones(2, 16, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, "gradient has 3 dimensions"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9, 9)), {}, "size 3 numbers"),
+        ((torch.ones(2, 16, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, "gradient: N K P Q"),
+        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9, 9)), {}, "size has 3 numbers"),
         ((torch.ones(2, 16, 7, 7).double(), torch.ones(16, 8, 3, 3), (9, 9)), {}, "torch.float64.*float32"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3).half(), (9, 9)), {}, "weight torch.float16"),
+        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3).half(), (9, 9)), {}, "weight is torch.float16"),
         (
             (torch.ones(2, 8, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)),
             {},
-            "8 channels, but weight .* 16 filters",
+            "weight is .* here K is 8",
         ),
         ((torch.ones(2, 16, 9, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, r"must be \(2, 16, 7, 7\)"),
         ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (2, 9)), {}, "the filter covers 3x3"),
@@ -95,7 +95,7 @@ def test_size_tells_images_apart_that_have_the_same_output() -> None:
             {},
             r"mask has shape .* \(2, 8, 9, 9\)",
         ),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"groups": 0}, "groups=0"),
+        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"groups": 0}, "groups is 0"),
         ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"stride": (1, 1, 1)}, "stride is"),
         ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9)), {"rung": "nonsense"}, "it has atomics"),
         (

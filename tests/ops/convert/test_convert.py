@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, operation
+from escalade.ops.base.draw import Draw
 from escalade.ops.choose.choice import choose
 from escalade.ops.convert import ConvertProblem, empty_output, exact, peer, random_inputs
 
@@ -46,7 +47,7 @@ def test_parse_is_the_inverse_of_name(problem: ConvertProblem) -> None:
 
 @given(problems())
 def test_sizes_are_those_of_the_tensors(problem: ConvertProblem) -> None:
-    inputs = random_inputs(problem, CPU, 0)
+    inputs = random_inputs(problem, Draw(CPU, 0))
     y = empty_output(problem, CPU)
     unused = problem.stored_channels - problem.channels
     skipped = problem.batch * problem.pixels * unused * inputs["x"].element_size()
@@ -122,7 +123,7 @@ def test_the_preferred_rung_follows_the_channels() -> None:
 @pytest.mark.parametrize("rung", ["naive", "tiled", "few_channels"])
 def test_added_channels_are_zeros_and_not_shifts(rung: str, seed: int) -> None:
     problem = replace(IMAGE, normalise=True, dtype="fp16", padded_channels=8)
-    inputs = random_inputs(problem, CPU, seed)
+    inputs = random_inputs(problem, Draw(CPU, seed))
     y = run(problem, inputs, rung)
     assert not y[:, 3:].any() and y[:, :3].all()
     torch.testing.assert_close(y.double(), exact(problem, inputs), rtol=1e-3, atol=1e-3)
@@ -131,7 +132,7 @@ def test_added_channels_are_zeros_and_not_shifts(rung: str, seed: int) -> None:
 @pytest.mark.parametrize("rung", ["naive", "tiled", "few_channels"])
 def test_what_is_no_number_stays_and_what_is_too_large_is_infinite(rung: str) -> None:
     problem = replace(IMAGE, dtype="fp16")
-    x = random_inputs(problem, CPU, 0)["x"]
+    x = random_inputs(problem, Draw(CPU, 0))["x"]
     x.view(-1)[:5] = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e5, -7e4])
     y = run(problem, {"x": x}, rung)
     wanted = torch.tensor([float("nan"), float("inf"), float("-inf"), float("inf"), float("-inf")]).half()
@@ -143,7 +144,7 @@ def test_what_is_no_number_stays_and_what_is_too_large_is_infinite(rung: str) ->
 @pytest.mark.parametrize("source", ["fp32", "fp16", "bf16", "uint8"])
 def test_conversions_round_as_pytorch_does(source: str, layout: str, seed: int) -> None:
     problem = ConvertProblem(2, 5, 7, 9, source, "nhwc", "fp16", layout, stored_channels=8)
-    inputs = random_inputs(problem, CPU, seed)
+    inputs = random_inputs(problem, Draw(CPU, seed))
     assert torch.equal(run(problem, inputs), peer(problem, inputs))
 
 

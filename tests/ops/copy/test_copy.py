@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
+from escalade.ops.base.draw import Draw
 from escalade.ops.choose.choice import choose
 from escalade.ops.copy import COPY, CopyPart, CopyProblem, joined, peer, permuted, random_inputs, rolled
 
@@ -56,7 +57,7 @@ def test_parse_is_the_inverse_of_name(problem: CopyProblem) -> None:
 @given(problems())
 @settings(max_examples=4, deadline=None)
 def test_every_element_goes_where_it_belongs_and_nothing_else_is_written(problem: CopyProblem) -> None:
-    inputs = random_inputs(problem, CPU, 0)
+    inputs = random_inputs(problem, Draw(CPU, 0))
     sevens = {name: torch.full_like(x, 7) for name, x in inputs.items()}
     around = peer(problem, sevens) != 7
     assert torch.equal(run(problem, inputs), torch.where(around, 7, peer(problem, inputs)))
@@ -65,7 +66,7 @@ def test_every_element_goes_where_it_belongs_and_nothing_else_is_written(problem
 def test_all_bits_are_moved_as_they_are() -> None:
     """Also bits of numbers that arithmetic would change."""
     problem = replace(permuted((2, 66, 40), (0, 2, 1)), dtype="bf16")
-    inputs = random_inputs(problem, CPU, 3)
+    inputs = random_inputs(problem, Draw(CPU, 3))
     inputs["x0"].view(torch.int16)[:4] = torch.tensor([0x7FA5, -1, 0x7F80, -32768])
     found, expected = run(problem, inputs), peer(problem, inputs)
     assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
@@ -99,7 +100,7 @@ def test_each_part_moves_as_much_at_once_as_it_can() -> None:
 def test_parts_beyond_those_of_a_launch_have_another() -> None:
     problem = joined(3, (1, 2) * 6)
     assert len(choose(COPY, problem, CPU).rung.recipe(problem, choose(COPY, problem, CPU).config).steps) == 2
-    inputs = random_inputs(problem, CPU, 0)
+    inputs = random_inputs(problem, Draw(CPU, 0))
     assert torch.equal(run(problem, inputs), peer(problem, inputs))
 
 

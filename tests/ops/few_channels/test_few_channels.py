@@ -209,12 +209,12 @@ def test_the_fake_has_the_result_s_form() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.zeros(2, 3, 8), torch.zeros(4, 3, 3, 3)), "4 each"),
-        ((torch.zeros(2, 3, 8, 8), torch.zeros(4, 2, 3, 3)), "3 channels"),
+        ((torch.zeros(2, 3, 8), torch.zeros(4, 3, 3, 3)), "few_channels takes x: N C H W"),
+        ((torch.zeros(2, 3, 8, 8), torch.zeros(4, 2, 3, 3)), "here C is 3"),
         ((torch.zeros(2, 9, 8, 8), torch.zeros(4, 9, 3, 3)), "conv2d takes any"),
         ((torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3).double()), "float32, float16"),
-        ((torch.zeros(2, 3, 8, 8).half(), torch.zeros(4, 3, 3, 3)), "float32 or uint8"),
-        ((torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3), torch.zeros(3)), "4 filters"),
+        ((torch.zeros(2, 3, 8, 8).half(), torch.zeros(4, 3, 3, 3)), "x: N C H W of weight.float32.uint8"),
+        ((torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3), torch.zeros(3)), "here K is 4"),
     ],
 )
 def test_bad_tensors_are_refused(arguments: tuple[torch.Tensor, ...], message: str) -> None:

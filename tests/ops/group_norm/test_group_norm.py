@@ -14,6 +14,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem, SpanConfig, random_inputs
@@ -73,7 +74,7 @@ def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> Non
     """Statistics of some rows and results of others alternate, on cards with more and with fewer rows in flight."""
     problem = GroupNormProblem(3, 8, 40, 47, 2, layout="nchw", relu=True)
     rung = GROUP_NORM.ladder.on(replace(TWIN, multiprocessors=multiprocessors)).rung("streamed")
-    inputs = random_inputs(problem, torch.device("cpu"), 1)
+    inputs = random_inputs(problem, Draw(torch.device("cpu"), 1))
     y = torch.full_like(inputs["x"], torch.nan)
     config = SpanConfig(256, 2, 1)
     recipe = rung.recipe(problem, config)

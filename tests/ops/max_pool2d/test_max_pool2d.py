@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, max_pool2d
+from escalade.ops.base.draw import Draw
 from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d import MaxPool2dProblem, exact
 from escalade.ops.shared.pooling import random_inputs
@@ -47,7 +48,7 @@ def test_parse_is_the_inverse_of_name(problem: MaxPool2dProblem) -> None:
 
 @given(problems())
 def test_shapes_are_those_of_pytorch(problem: MaxPool2dProblem) -> None:
-    y = exact(problem, random_inputs(problem, CPU, 0))
+    y = exact(problem, random_inputs(problem, Draw(CPU, 0)))
     assert y.shape == (problem.batch, problem.channels, problem.output_height, problem.output_width)
 
 
@@ -146,8 +147,8 @@ def test_any_strides_are_taken(seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "options", "sentence"),
     [
-        (torch.ones(8, 9, 9), {}, "x has 3 dimensions; max_pool2d needs 4"),
-        (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 and bfloat16"),
+        (torch.ones(8, 9, 9), {}, r"max_pool2d takes x: N C H W"),
+        (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 or bfloat16"),
         (torch.ones(2, 8, 9, 9), {"kernel": 0}, "kernel is 0"),
         (torch.ones(2, 8, 9, 9), {"kernel": (2, 2, 2)}, "kernel is .*one integer, or two"),
         (torch.ones(2, 8, 9, 9), {"padding": 2}, "at most half"),

@@ -32,7 +32,7 @@ def test_opcheck() -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     x = torch.randn(2, 8)
-    with pytest.raises(UnsupportedError, match="two tensors of one shape"):
+    with pytest.raises(UnsupportedError, match="x: ..., target: ..."):
         ops.mse_loss(x, x[:1])
     with pytest.raises(UnsupportedError, match="reduction 'none'"):
         ops.mse_loss(x, x, "none")
@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_said() -> None:
         ops.pointwise_loss(x, x, "abs(x - target)")
     with pytest.raises(UnsupportedError, match="needs at least one"):
         ops.mse_loss(x[:0], x[:0])
-    with pytest.raises(UnsupportedError, match="one float32 number"):
+    with pytest.raises(UnsupportedError, match="scale: 1 of float32"):
         ops.pointwise_loss_with_gradient(x, x, x, MSE)
     with pytest.raises(UnsupportedError, match="the form is"):
         PointwiseLossProblem.parse("mean_8")

@@ -74,8 +74,8 @@ def test_pixels_that_lie_apart_are_refused() -> None:
 @pytest.mark.parametrize(
     ("gradient", "options", "sentence"),
     [
-        (torch.ones(8, 5, 5), {}, "3 dimensions"),
-        (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 and bfloat16"),
+        (torch.ones(8, 5, 5), {}, "gradient: N C P Q"),
+        (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 or bfloat16"),
         (torch.ones(2, 8, 5, 5), {"mode": "area"}, "mode 'area'"),
         (torch.ones(2, 8, 5, 5), {"factors": (3.0, 3.0)}, "they do not scale 4 to 5"),
         (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "supports layout nhwc, not nchw"),

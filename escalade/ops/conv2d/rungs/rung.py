@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
@@ -29,6 +29,8 @@ class ConvolutionRung(Rung[P, C]):
     layouts: tuple[str, ...] = field(default=LAYOUTS, kw_only=True)
     takes_groups: ClassVar[bool] = False
     """True if the kernel supports several groups."""
+    split_rounding: ClassVar[float | None] = None
+    """Least tolerance in fp32, whose operands tensor cores multiply in two parts; None for kernels on CUDA cores."""
 
     def unsupported_form(self, p: Conv2dProblem) -> str | None:
         """Return why the rung does not support the dtype, groups or layout of a convolution."""
@@ -40,6 +42,18 @@ class ConvolutionRung(Rung[P, C]):
         if p.layout not in self.layouts:
             return f"{self.name} takes layout {' or '.join(self.layouts)}, not {p.layout}"
         return None
+
+    def limits(self, problem: P) -> str | None:
+        """Like `supports`, for what the rung does not declare."""
+        return None
+
+    def tolerance(self, problem: P, peer_error: float) -> float:
+        """Return the tolerance for products of tensor cores: in TF32 at least its own error."""
+        tolerance, p = super().tolerance(problem, peer_error), cast(Any, problem)
+        if self.split_rounding is None:
+            return tolerance
+        split = self.split_rounding if p.dtype == "fp32" else 0
+        return max(tf32_tolerance(p.dtype, p.products, tolerance), split)
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,6 @@ class Conv2dRung(ConvolutionRung[Conv2dProblem, C]):
     """True if y may have a pitch where a residual is added."""
     truncates: ClassVar[bool] = False
     """True if wgmma reads TF32 operands as stored, without their last bits: see `prepare_for_copies`."""
-    split_rounding: ClassVar[float | None] = None
-    """Least tolerance in fp32, whose operands tensor cores multiply in two parts; None for kernels on CUDA cores."""
 
     def supports(self, problem: Conv2dProblem) -> str | None:
         p = problem
@@ -94,10 +106,6 @@ class Conv2dRung(ConvolutionRung[Conv2dProblem, C]):
             return f"{self.name} does not support a residual with a pitched y"
         return self.limits(p)
 
-    def limits(self, problem: Conv2dProblem) -> str | None:
-        """Like `supports`, for what the rung does not declare."""
-        return None
-
     def clocks(self, problem: Conv2dProblem, config: C) -> float | None:
         """Estimate the clocks of the busiest SM; DRAM time need not be included."""
         return None
@@ -108,13 +116,7 @@ class Conv2dRung(ConvolutionRung[Conv2dProblem, C]):
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         tolerance = super().tolerance(problem, peer_error)
-        if self.truncates:
-            return truncated_tolerance(problem, tolerance)
-        if self.split_rounding is None:
-            return tolerance
-        return max(
-            product_tolerance(problem, tolerance), self.split_rounding if problem.dtype == "fp32" else 0
-        )
+        return truncated_tolerance(problem, tolerance) if self.truncates else tolerance
 
 
 def portable_first(ordered: Sequence[C], shared_bytes: Callable[[C], int], most: int) -> tuple[C, ...]:
@@ -131,15 +133,9 @@ def fitting_blocks(card: Card, threads: int, registers: int, shared_bytes: int) 
     return min(by_memory, card.registers // (threads * ceil_div(registers, 8) * 8))
 
 
-def product_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """Return the tolerance for tensor-core products: in TF32 at least its own error."""
-    products = problem.output_elements * problem.group_channels * problem.taps
-    return tf32_tolerance(problem.dtype, products, tolerance)
-
-
 def truncated_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
     """Return the tolerance for a truncated x (2^-10) and rounded weights (2^-11): see `prepare_for_copies`."""
-    tolerance = product_tolerance(problem, tolerance)
+    tolerance = tf32_tolerance(problem.dtype, problem.products, tolerance)
     few = problem.dtype == "tf32" and problem.output_elements * problem.depth <= FEW_PRODUCTS
     return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Buffer, Recipe
-from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
+from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.rungs import col2im, skinny
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
@@ -28,6 +28,7 @@ def _bands(problem: Conv2dInputGradientProblem) -> skinny.Bands:
 @dataclass(frozen=True)
 class Skinny(InputGradientRung):
     layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = SPLIT_ROUNDING
 
     def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
         if problem.forward.stride != (1, 1):
@@ -51,11 +52,6 @@ class Skinny(InputGradientRung):
             Buffer("places", optional=True),
         )
         return Recipe((skinny.launch(_bands(problem), config, self.card, epilogue, True, buffers),))
-
-    def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
-        products = round(problem.elements * problem.depth)
-        tolerance = tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
-        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
@@ -81,6 +77,7 @@ def _scatter(problem: Conv2dInputGradientProblem) -> col2im.Scatter:
 @dataclass(frozen=True)
 class Col2im(InputGradientRung):
     layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = SPLIT_ROUNDING
     supports_aux = False
 
     def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
@@ -96,11 +93,6 @@ class Col2im(InputGradientRung):
         epilogue = Epilogue.of(problem.forward)
         buffers = (Buffer("gradient"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"))
         return Recipe((col2im.launch(_scatter(problem), config, self.card, epilogue, buffers),))
-
-    def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
-        products = round(problem.elements * problem.depth)
-        tolerance = tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
-        return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
 # Prediction for 3to256_32_k4s2p1 at batch 256 in fp16, 1.6 GFLOP and 35 MB.

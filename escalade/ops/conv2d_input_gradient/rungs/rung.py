@@ -23,7 +23,3 @@ class InputGradientRung(ConvolutionRung[Conv2dInputGradientProblem, C]):
         if problem.aux and not self.supports_aux:
             return f"{self.name} does not support a {problem.aux}"
         return self.unsupported_form(problem.forward) or self.limits(problem)
-
-    def limits(self, problem: Conv2dInputGradientProblem) -> str | None:
-        """Like `supports`, for what the rung does not declare."""
-        return None

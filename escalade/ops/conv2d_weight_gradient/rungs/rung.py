@@ -27,10 +27,6 @@ class WeightGradientRung(ConvolutionRung[Conv2dWeightGradientProblem, C]):
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return self.unsupported_form(problem.forward) or self.limits(problem)
 
-    def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
-        """Like `supports`, for what the rung does not declare."""
-        return None
-
 
 @dataclass(frozen=True)
 class HopperRung(WeightGradientRung[C]):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
+from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import ceil_div
@@ -191,6 +191,7 @@ class _Bands:
 @dataclass(frozen=True)
 class Skinny(WeightGradientRung[SkinnyConfig]):
     layouts: tuple[str, ...] = ("nhwc",)
+    split_rounding = SPLIT_ROUNDING
 
     def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f, roles = problem.forward, Roles.of(problem.forward)
@@ -259,12 +260,6 @@ class Skinny(WeightGradientRung[SkinnyConfig]):
             overlap=True,
         )
         return parts.recipe(problem, product, count)
-
-    def tolerance(self, problem: Conv2dWeightGradientProblem, peer_error: float) -> float:
-        pixels, tolerance = problem.forward.output_pixels, super().tolerance(problem, peer_error)
-        if problem.dtype == "fp32":
-            return max(tolerance, SPLIT_ROUNDING)
-        return tf32_tolerance(problem.dtype, pixels, tolerance)
 
 
 # Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP.

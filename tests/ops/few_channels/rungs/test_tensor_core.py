@@ -10,6 +10,7 @@ import torch
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.few_channels import FewChannels
 from escalade.ops.few_channels import problem as reference
@@ -85,7 +86,7 @@ def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str)
 def test_what_is_not_finite_reaches_its_windows_only(name: str, dtype: str) -> None:
     """A zero represents a pixel that only the other window of a pair covers; times infinity it would be NaN."""
     problem = FewChannelsProblem.parse(name, dtype)
-    inputs = reference.random_inputs(problem, CPU, 3)
+    inputs = reference.random_inputs(problem, Draw(CPU, 3))
     for value in (float("inf"), float("-inf"), float("nan")):
         inputs["x"][1, 0, 4, 5] = value
         y = run(problem, inputs, replace(default(problem), images=2))
@@ -96,7 +97,7 @@ def test_what_is_not_finite_reaches_its_windows_only(name: str, dtype: str) -> N
 @pytest.mark.parametrize("dtype", ("fp16", "fp32"))
 def test_weights_that_are_not_finite(dtype: str) -> None:
     problem = FewChannelsProblem.parse("4to8_9_k3_b1", dtype)
-    inputs = reference.random_inputs(problem, CPU, 3)
+    inputs = reference.random_inputs(problem, Draw(CPU, 3))
     inputs["weight"][2, 0, 4] = float("inf")
     inputs["weight"][5, 1, 0] = float("nan")
     y = run(problem, inputs, default(problem))
@@ -107,7 +108,7 @@ def test_weights_that_are_not_finite(dtype: str) -> None:
 @pytest.mark.parametrize(("pixels", "weights"), ((1e-30, 1e25), (3e37, 1e-38), (1e-33, 1.0), (1e4, 1e-4)))
 def test_halves_of_numbers_of_any_size(pixels: float, weights: float) -> None:
     problem = FewChannelsProblem.parse("1to4_12_k7_b2")
-    inputs = reference.random_inputs(problem, CPU, 4)
+    inputs = reference.random_inputs(problem, Draw(CPU, 4))
     inputs["x"] *= pixels
     inputs["weight"] *= weights
     inputs["weight"][1] *= 1e-3  # filters have separate powers of two
@@ -120,14 +121,14 @@ def test_halves_of_numbers_of_any_size(pixels: float, weights: float) -> None:
 
 def test_a_tile_of_zeros() -> None:
     problem = FewChannelsProblem.parse("1to4_12_k7_b2_bias")
-    inputs = reference.random_inputs(problem, CPU, 4)
+    inputs = reference.random_inputs(problem, Draw(CPU, 4))
     inputs["x"].zero_()
     assert torch.equal(run(problem, inputs, default(problem)), by_definition(problem, inputs))
 
 
 def test_an_empty_batch_does_nothing() -> None:
     problem = FewChannelsProblem.parse("4to16_12_k7_b0", "fp16")
-    assert run(problem, reference.random_inputs(problem, CPU, 0), default(problem)).numel() == 0
+    assert run(problem, reference.random_inputs(problem, Draw(CPU, 0)), default(problem)).numel() == 0
 
 
 def test_the_images_of_the_first_problem_are_copied_as_they_are() -> None:
