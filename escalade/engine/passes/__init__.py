@@ -32,7 +32,7 @@ from escalade.engine.passes.layout import (
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
 from escalade.engine.passes.norms import recognize_norms
-from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
+from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
@@ -104,6 +104,7 @@ def for_batch(
             fold_prologues(graph, dtype, estimates)
             merge_parallel_convs(graph, dtype, estimates)
             fuse_max_pools(graph, dtype, estimates)
+            read_parts(graph)
             graph.remove_dead_code()
     convert_output_dtypes(graph, dtype)
     return graph

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
@@ -22,20 +24,115 @@ from escalade.engine.nodes.views import (
     Slice,
     image_shape,
 )
+from escalade.engine.passes.layout import natural_layouts
 
 
 def sink_permutes(graph: Graph) -> None:
     """Replace f(permute(x)) by permute(g(x)) where an operator has such a g.
 
     A block that permutes to channels-last for a norm and two linear layers, and back, then has no permutation left, and
-    its linear layers become 1×1 convolutions, with their fusions.
+    its linear layers become 1×1 convolutions, with their fusions. A reshape that keeps the channels of an image apart
+    from its pixels is one of the pixels of NHWC, permuted: rows of channels, as attention reads them, are then a view.
     """
+    layouts = natural_layouts(graph)
     for node in graph:
         if Permute.matches(node):
             compose_permute(graph, node)
+        elif Reshape.matches(node):
+            _sink_into_reshape(graph, node, layouts)
         else:
             _sink(graph, node)
     graph.remove_dead_code()
+
+
+def _sink_into_reshape(graph: Graph, node: Node, layouts: Mapping[str, str]) -> None:
+    """Replace a reshape of a permuted value, or of an image stored in NHWC, by a permutation of a reshape."""
+    source, shape = node.inputs["x"], graph.shape_of(node.inputs["x"])
+    permute = graph.nodes.get(source)
+    is_image = layouts.get(source) == "nhwc" and shape[1] != 1 and shape[2:] != (1, 1)
+    if Permute.matches(permute):
+        order, value = permute.attributes["order"], permute.inputs["x"]
+    elif is_image and node.is_floating and "order" not in node.attributes and _image_of(graph, node) is None:
+        order, value = CHANNELS_FIRST, ""
+    else:
+        return
+    split = _reshaped_before_permute(shape, node.shape, order)
+    if split is None:
+        return
+    inner, back = split
+    if not value:
+        if back == CHANNELS_FIRST:  # an image again, which has a layout of its own
+            return
+        rows = Permute.node(f"{node.name}_pixels", {"x": source}, {"order": CHANNELS_LAST},
+                            tuple(shape[dim] for dim in CHANNELS_LAST), node.dtype)  # fmt: skip
+        value = graph.add(rows, before=node.name)
+    if inner != graph.shape_of(value):
+        view = Reshape.node(f"{node.name}_rows", {"x": value}, {}, inner, node.dtype)
+        value = graph.add(view, before=node.name)
+    if back == tuple(range(len(back))):
+        graph.nodes[node.name] = Reshape.instead_of(node, {"x": value})
+    else:
+        graph.nodes[node.name] = Permute.instead_of(node, {"x": value}, order=back)
+        compose_permute(graph, graph.nodes[node.name])
+
+
+def _reshaped_before_permute(
+    permuted: Shape, result: Shape, order: tuple[int, ...]
+) -> tuple[Shape, tuple[int, ...]] | None:
+    """Return a shape and an order with reshape(permute(x, order), result) = permute(reshape(x, shape), order).
+
+    None if the reshape merges dimensions that are not adjacent in x.
+    """
+    groups = _common_groups(permuted, result)
+    if groups is None:
+        return None
+    large = [dim for dim in sorted(order) if permuted[order.index(dim)] != 1]
+    """Dimensions of x with more than one element."""
+    placed = []
+    for before, after in groups:
+        at = [large.index(order[dim]) for dim in before if permuted[dim] != 1]
+        if at != list(range(at[0], at[0] + len(at))):
+            return None
+        placed.append((at[0], after))
+    inner = [dim for _, after in sorted(placed) for dim in after]
+    """Dimensions of the result, in the order of x."""
+    return tuple(result[dim] for dim in inner), tuple(map(inner.index, range(len(result))))
+
+
+def _common_groups(before: Shape, after: Shape) -> list[tuple[range, range]] | None:
+    """Return the smallest groups of adjacent dimensions that a reshape makes of each other; None if sizes differ.
+
+    Each has a dimension of more than one element on both sides.
+    """
+    groups: list[tuple[range, range]] = []
+    i = k = 0
+    while i < len(before) or k < len(after):
+        ends = [(m, n) for m in range(i + 1, len(before) + 1) for n in range(k + 1, len(after) + 1)]
+        matching = (
+            end
+            for end in sorted(ends, key=sum)
+            if _elements(before[i : end[0]]) == _elements(after[k : end[1]]) != _ONE
+        )
+        m, n = next(matching, (len(before), len(after)))
+        if (m, n) == (len(before), len(after)) and _elements(before[i:]) == _elements(after[k:]) == _ONE:
+            if not groups:
+                return None
+            first, last = groups.pop()  # dimensions of one element at the end belong to the last group
+            i, k = first.start, last.start
+        elif _elements(before[i:m]) != _elements(after[k:n]):
+            return None
+        groups.append((range(i, m), range(k, n)))
+        i, k = m, n
+    return groups
+
+
+def _elements(sizes: Shape) -> tuple[int, int]:
+    """Return the number of elements per item of a batch, and how many of the sizes depend on the batch."""
+    batched = sum(isinstance(size, Batch) for size in sizes)
+    return math.prod(size.times if isinstance(size, Batch) else size for size in sizes), batched
+
+
+_ONE = _elements(())
 
 
 def compose_permute(graph: Graph, node: Node) -> None:
