@@ -196,13 +196,13 @@ COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...
         lambda x: torch.einsum("wb,bchw->whb", x.mean((1, 2)).mT.exp(), x), (2, 4, 3, 5),
     ),
     "gate": (lambda x: torch.einsum("bchw, bc -> bchw", x, x.mean((2, 3))), (2, 4, 3, 5)),
-    "weights of pixels": (lambda x: torch.einsum("bchw,cd->bdhw", x, WEIGHTS), (2, 8, 3, 4)),
+    "weights of pixels": (lambda x: torch.einsum("bchw,cd->bdhw", x, WEIGHTS.to(x.dtype)), (2, 8, 3, 4)),
     "weights of two dimensions": (
-        lambda x: torch.einsum("bkcv,kvw->bcw", x, WEIGHTS.view(2, 4, 8)), (2, 2, 3, 4),
+        lambda x: torch.einsum("bkcv,kvw->bcw", x, WEIGHTS.to(x.dtype).view(2, 4, 8)), (2, 2, 3, 4),
     ),
-    "a matrix in front": (lambda x: WEIGHTS @ x, (2, 3, 8, 5)),
+    "a matrix in front": (lambda x: WEIGHTS.to(x.dtype) @ x, (2, 3, 8, 5)),
     "weights over any dimensions": (
-        lambda x: torch.tensordot(x, WEIGHTS.view(4, 2, 8), dims=((2, 1), (0, 1))), (2, 2, 4, 3),
+        lambda x: torch.tensordot(x, WEIGHTS.to(x.dtype).view(4, 2, 8), dims=((2, 1), (0, 1))), (2, 2, 4, 3),
     ),
     "tiles": (lambda x: x.tile(2, 1, 3), (2, 4, 3, 5)),
     "in the shape of another": (lambda x: (x.flatten(2).softmax(-1).view_as(x) * x).mT, (2, 4, 3, 5)),
