@@ -16,7 +16,7 @@ from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape, map_leaves, product
 from escalade.engine.nodes.base import AtenCall, Match, Matcher
 from escalade.engine.nodes.movement import ATEN_MOVES
-from escalade.engine.nodes.views import Reshape
+from escalade.engine.nodes.views import FRAMES_ORDER, Reshape
 from escalade.errors import EscaladeError
 
 Capture = Callable[[Node, torch._ops.OpOverload, Graph], Node | str]
@@ -358,6 +358,50 @@ def _pool3d(name: str) -> Composite:
 _TRIVIAL = {"kernel_size": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
 
 
+def _conv3d(calls: Calls) -> str:
+    """Compose a convolution along frames, or within them, of images.
+
+    Its images have a frame's pixels in each row, or one frame each.
+    """
+    (x, shape), given, graph = calls.value("input"), calls.given, calls.graph
+    weight, bias = given.value("weight"), given.value("bias")
+    padding = given("padding", 0)
+    _require(len(shape) == 5 and weight in graph.constants and (bias or weight) in graph.constants)
+    _require(not isinstance(padding, str))
+    assert weight is not None
+    window = dict(zip(_TRIVIAL_WINDOW, (
+        tuple(graph.shape_of(weight)[2:]), _triple(given("stride"), (1,)), _triple(padding, (0,)),
+        _triple(given("dilation"), (1,)),
+    ), strict=True))  # fmt: skip
+    trivial = {key: value for key, value in _TRIVIAL_WINDOW.items() if key != "dilation"}
+    result: Any = calls.node.shape
+    batch, channels, depth, *sides = shape
+    if all(window[key][1:] == (value, value) for key, value in trivial.items()):
+        taps = {key: (window[key][0], value) for key, value in _TRIVIAL_WINDOW.items()}
+        image, made = (batch, channels, depth, math.prod(sides)), (*result[:3], math.prod(sides))
+        axis = 4
+    else:
+        _require(all(window[key][0] == value for key, value in trivial.items()))
+        taps = {key: window[key][1:] for key in _TRIVIAL_WINDOW}
+        x = calls("permute", (batch, depth, channels, *sides), self=_Value(x), dims=FRAMES_ORDER)
+        frames = product((batch, depth))
+        image, made = (frames, channels, *sides), (frames, result[1], *result[3:])
+        axis = 2
+    taps.pop("kernel_size")
+    filters = graph.derive_constant(f"{calls.node.name}_weight", weight, lambda one: one.squeeze(axis))
+    y = calls(
+        "conv2d", made, input=_Value(calls.reshape(x, image)), weight=_Value(filters),
+        bias=None if bias is None else _Value(bias), groups=given("groups", 1), **taps,
+    )  # fmt: skip
+    if axis == 4:
+        return calls.reshape(y, result)
+    y = calls.reshape(y, (batch, depth, result[1], *result[3:]))
+    return calls("permute", result, self=_Value(y), dims=FRAMES_ORDER)
+
+
+_TRIVIAL_WINDOW = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+
+
 def _adaptive_avg_pool3d(calls: Calls) -> str:
     x, shape = calls.value("self")
     _require(len(shape) == 5 and calls.node.shape[2:] == (1, 1, 1))
@@ -446,6 +490,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "linalg_matrix_norm": _norm,
     "cosine_similarity": _cosine_similarity,
     "einsum": _einsum,
+    "conv3d": _conv3d,
     "avg_pool3d": _pool3d("avg_pool2d"),
     "max_pool3d": _pool3d("max_pool2d"),
     "max_pool3d_with_indices": _pool3d("max_pool2d"),
@@ -460,6 +505,7 @@ COMPOSITES: Mapping[str, Composite] = {
 """Composites by the name of PyTorch's operator, for calls that no operator matches by name."""
 
 FOLDED_COMPOSITES: Mapping[str, Composite] = {
+    "conv3d": _conv3d,
     "einsum": _layer(_Contraction.of_einsum),
     "matmul": _layer(_of_matmul),
     "tensordot": _layer(_of_tensordot),

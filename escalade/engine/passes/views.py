@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 
-from escalade.engine.graph.graph import Batch, Graph, Node, Shape
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape, product
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
@@ -18,6 +20,9 @@ from escalade.engine.nodes.signature import Attributes
 from escalade.engine.nodes.views import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
+    FRAMES_ORDER,
+    SEQUENCE_RANK,
+    VOLUME_RANK,
     Concatenate,
     Permute,
     Reshape,
@@ -201,20 +206,47 @@ def _unpermuted_constants(node: Node, order: tuple[int, ...], graph: Graph) -> d
 
 
 def keep_sequences_as_images(graph: Graph) -> None:
-    """Apply nodes between two 1-D layers to images of height 1, so that the views in between cancel."""
+    """Apply nodes between two 1-D or 3-D layers to images, so that the views in between cancel."""
     for node in graph:
         if Reshape.matches(node):
             _view_image_directly(graph, node)
-        elif len(node.shape) == 3 and node.is_floating:
+        elif len(node.shape) in (SEQUENCE_RANK, VOLUME_RANK) and node.is_floating:
             _apply_to_image(graph, node)
     graph.remove_dead_code()
 
 
+class _ImageView(StrEnum):
+    """How a sequence or volume is a view of an image."""
+
+    row = "row"
+    """A sequence is one row of pixels."""
+    depth = "depth"
+    """The rows of the image are the frames of a volume."""
+    frames = "frames"
+    """Each frame of a volume is an image."""
+
+    def image_shape(self, shape: Shape) -> Shape:
+        if self is _ImageView.row:
+            return image_shape(shape)
+        if self is _ImageView.depth:
+            return (*shape[:3], product(shape[3:]))
+        return (product((shape[0], shape[2])), shape[1], *shape[3:])
+
+    def on(self, graph: Graph, node: Node, image: str) -> Node:
+        """Return the view of an image that takes the place of a node."""
+        if self is not _ImageView.frames:
+            return Reshape.instead_of(node, {"x": image})
+        shape = tuple(node.shape[dim] for dim in FRAMES_ORDER)
+        frames = Reshape.node(f"{node.name}_frames", {"x": image}, {}, shape, node.dtype)
+        return Permute.instead_of(node, {"x": graph.add(frames, before=node.name)}, order=FRAMES_ORDER)
+
+
 def _view_image_directly(graph: Graph, node: Node) -> None:
     """Turn a view of an image's sequence into a view of the image."""
-    image = _image(graph, node.inputs["x"])
-    if image is None:
+    found = _image(graph, node.inputs["x"])
+    if found is None or found[1] is _ImageView.frames:
         return
+    image, _ = found
     if graph.shape_of(image) == node.shape:
         graph.remove(node, instead=image)
     else:
@@ -222,45 +254,65 @@ def _view_image_directly(graph: Graph, node: Node) -> None:
 
 
 def _apply_to_image(graph: Graph, node: Node) -> None:
-    attributes = _image_attributes(node)
-    if attributes is None:
+    values = [name for name in node.inputs.values() if name not in graph.constants]
+    images = dict(zip(values, (_image(graph, name) for name in values), strict=True))
+    kinds = {None if found is None else found[1] for found in images.values()}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    attributes = None if kind is None else _image_attributes(node, kind)
+    if kind is None or attributes is None:
         return
     inputs = {}
     for role, name in node.inputs.items():
-        if name in graph.constants:
-            constant = graph.constants[name]
-            inputs[role] = (
-                graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
-            )
-            continue
-        image = _image(graph, name)
-        if image is None:
+        found = images.get(name)
+        value = found[0] if found is not None else _image_constant(graph, node, name, kind)
+        if value is None:
             return
-        inputs[role] = image
-    shape = image_shape(node.shape)
+        inputs[role] = value
+    shape = kind.image_shape(node.shape)
     on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
     image = graph.add(on_image, before=node.name)
-    graph.nodes[node.name] = Reshape.instead_of(node, {"x": image})
+    graph.nodes[node.name] = kind.on(graph, node, image)
 
 
-def _image(graph: Graph, name: str) -> str | None:
-    """Return the image of height 1 that a value is a sequence view of."""
-    node = graph.nodes.get(name)
-    if not Reshape.matches(node) or "order" in node.attributes:
+def _image_constant(graph: Graph, node: Node, name: str, kind: _ImageView) -> str | None:
+    """Return a constant that is broadcast to a sequence or volume as one for images; None if there is none."""
+    constant = graph.constants[name]
+    if kind is _ImageView.row:
+        return graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
+    if constant.numel() == 1 or operator_of(node).expression(node) is None:
+        return name if constant.dim() <= 1 else graph.add_constant(f"{name}_image", constant.reshape(()))
+    sizes = (1,) * (VOLUME_RANK - constant.dim()) + tuple(constant.shape)
+    if constant.numel() != sizes[1]:
         return None
-    image = node.inputs["x"]
-    return image if len(node.shape) == 3 and graph.shape_of(image) == image_shape(node.shape) else None
+    return graph.add_constant(f"{name}_image", constant.reshape(-1, 1, 1))
 
 
-def _image_attributes(node: Node) -> Attributes | None:
-    """Return the attributes of a node that is applied to images of height 1; None if it cannot be."""
-    a = node.attributes
-    if Concatenate.matches(node) or Slice.matches(node):
-        return {**a, "dimension": _image_dim(a["dimension"])}
-    if Reduce.matches(node):
-        return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
-    operator = operator_of(node)
-    return a if operator.takes_any_rank or operator.expression(node) is not None else None
+def _image(graph: Graph, name: str) -> tuple[str, _ImageView] | None:
+    """Return the image that a value is a sequence or volume of, and how."""
+    node = graph.nodes.get(name)
+    if Permute.matches(node) and node.attributes["order"] == FRAMES_ORDER:
+        before, kinds = graph.nodes.get(node.inputs["x"]), [_ImageView.frames]
+    else:
+        before, kinds = node, [_ImageView.row] if node is None or len(node.shape) == 3 else [_ImageView.depth]
+    if node is None or not Reshape.matches(before) or "order" in before.attributes:
+        return None
+    if len(node.shape) not in (SEQUENCE_RANK, VOLUME_RANK):
+        return None
+    image, (kind,) = before.inputs["x"], kinds
+    return (image, kind) if graph.shape_of(image) == kind.image_shape(node.shape) else None
+
+
+def _image_attributes(node: Node, kind: _ImageView) -> Attributes | None:
+    """Return the attributes of a node that is applied to images; None if it cannot be."""
+    a, operator = node.attributes, operator_of(node)
+    if operator.expression(node) is not None or BatchNorm.matches(node):
+        return a
+    if kind is _ImageView.row:
+        if Concatenate.matches(node) or Slice.matches(node):
+            return {**a, "dimension": _image_dim(a["dimension"])}
+        if Reduce.matches(node):
+            return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
+    return a if operator.takes_any_rank and kind is not _ImageView.frames else None
 
 
 def _image_dim(dim: int) -> int:
