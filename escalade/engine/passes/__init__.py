@@ -37,7 +37,7 @@ from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
-from escalade.engine.passes.stacks import resolve_scatters, resolve_stacks
+from escalade.engine.passes.stacks import join_slices, resolve_scatters, resolve_stacks
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
@@ -221,6 +221,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     resolve_scatters(graph)
     read_unexpanded(graph)
     resolve_stacks(graph)
+    join_slices(graph)
     recognize_norms(graph)
     recognize_attention(graph)
     recognize_shuffles(graph)

@@ -15,7 +15,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
 from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
-from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.reduce import Reduce, are_adjacent
 from escalade.engine.nodes.signature import Attributes
 from escalade.engine.nodes.views import (
     CHANNELS_FIRST,
@@ -45,6 +45,8 @@ def sink_permutes(graph: Graph) -> None:
             compose_permute(graph, node)
         elif Reshape.matches(node):
             _sink_into_reshape(graph, node, layouts)
+        elif Reduce.matches(node):
+            _reduce_unpermuted(graph, node)
         else:
             _sink(graph, node)
     graph.remove_dead_code()
@@ -171,6 +173,24 @@ def _sink(graph: Graph, node: Node) -> None:
     inputs = {role: sources.get(name, name) for role, name in moved.inputs.items()}
     name = graph.add(replace(moved, name=f"{node.name}_unpermuted", inputs=inputs), before=node.name)
     graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
+
+
+def _reduce_unpermuted(graph: Graph, node: Node) -> None:
+    """Reduce what was permuted as it was before, if the other dimensions keep their order."""
+    permute = graph.nodes.get(node.inputs["x"])
+    if not Permute.matches(permute) or len(permute.shape) == _IMAGE_RANK:  # images have layouts
+        return
+    order, a = permute.attributes["order"], node.attributes
+    kept = [source for dim, source in enumerate(order) if dim not in a["dims"]]
+    dims = tuple(sorted(order[dim] for dim in a["dims"]))
+    moved = node.with_inputs(x=permute.inputs["x"]).with_attributes(dims=dims)
+    if not dims or not are_adjacent(moved, len(order)) or (kept != sorted(kept) and not a["keepdim"]):
+        return
+    if a["keepdim"]:
+        shape = tuple(node.shape[order.index(dim)] for dim in range(len(order)))
+        reduced = graph.add(replace(moved, name=f"{node.name}_unpermuted", shape=shape), before=node.name)
+        moved = Permute.instead_of(node, {"x": reduced}, order=order)
+    graph.nodes[node.name] = moved
 
 
 def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
@@ -319,6 +339,7 @@ def _image_dim(dim: int) -> int:
     return dim + (dim >= 2)
 
 
+_IMAGE_RANK = 4
 _PAIRS = ("kernel", "stride", "padding", "dilation")
 """Attributes for rows and columns, which change places."""
 

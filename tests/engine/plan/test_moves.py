@@ -74,6 +74,7 @@ MOVING: dict[str, tuple[Forward, tuple[int, ...], list[int]]] = {
     "expanded": (lambda x: soft(soft(x).unsqueeze(1).expand(-1, 3, -1, -1).reshape(2, 12, 6)), (4, 6), [1]),
     "misaligned": (misaligned, (4, 10), [1, 1, 4]),
     "along rows": (lambda x: soft(torch.cat([soft(x), soft(x + 1)], 1)), (4, 6), [2]),
+    "put together again": (lambda x: soft(torch.cat(soft(x).split([3, 5], -1), -1)), (4, 8), []),
     "returned": (lambda x: soft(x).permute(2, 0, 1), (4, 6), [1]),
 }
 
@@ -109,9 +110,23 @@ def projections(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Ten
     return (scores @ v.transpose(1, 2)).transpose(1, 2).reshape(2, 16, 4, 4).sigmoid()
 
 
+def largest(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    rows = last(first(x)).flatten(2)
+    return (rows * rows.amax(2, keepdim=True)).view(2, 16, 4, 4)
+
+
+def parts(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    """A sum of a part of one image and a part of another, as in Res2Net."""
+    one, other = first(x).chunk(2, 1)
+    one = last(one)
+    return torch.cat([one, one + other], 1)
+
+
 IMAGE_ROWS: dict[str, tuple[Forward, nn.Module, list[str]]] = {
     "patches": (patches, nn.LayerNorm(16), ["conv2d", "layer_norm"]),
     "heads": (heads, nn.Conv2d(16, 96, 1), ["conv2d", "conv2d", "attention", "pointwise"]),
+    "largest": (largest, nn.Conv2d(16, 16, 1), ["conv2d", "conv2d", "reduce", "pointwise"]),
+    "parts": (parts, nn.Conv2d(8, 8, 3, padding=1), ["conv2d", "conv2d", "pointwise", "copy"]),
     "projections": (
         projections,
         nn.ModuleList([nn.Conv2d(16, 16, 1) for _ in range(3)]),
