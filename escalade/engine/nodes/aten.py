@@ -75,7 +75,9 @@ class Aten(Operator):
         is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
         if is_planar and not takes_any_layout(operator):
             return Layouts("nchw", "nchw")
-        return Layouts(None, node.attributes.get(WRITTEN, Layouts.common(given).written if given else "nchw"))
+        is_filled = not node.inputs or node.calls in _FACTORIES  # the same in every layout
+        written = Layouts.common(given).written if given or is_filled else "nchw"
+        return Layouts(None, node.attributes.get(WRITTEN, written))
 
     def title(self, node: Node) -> str:
         return str(node.attributes["target"])
