@@ -375,6 +375,9 @@ def _conv3d(calls: Calls) -> str:
     ), strict=True))  # fmt: skip
     trivial = {key: value for key, value in _TRIVIAL_WINDOW.items() if key != "dilation"}
     result: Any = calls.node.shape
+    taps: dict[str, Any]
+    image: Shape
+    made: Shape
     batch, channels, depth, *sides = shape
     if all(window[key][1:] == (value, value) for key, value in trivial.items()):
         taps = {key: (window[key][0], value) for key, value in _TRIVIAL_WINDOW.items()}

@@ -180,7 +180,7 @@ def join_slices(graph: Graph) -> None:
             if before is None or part is None or not _is_behind(part, before, dim):
                 joined.append(name)
                 continue
-            size = before.shape[dim] + part.shape[dim]  # type: ignore[operator]
+            size = before.shape[dim] + part.shape[dim]
             whole, shape = before.inputs["x"], (*part.shape[:dim], size, *part.shape[dim + 1 :])
             if shape != graph.shape_of(whole):
                 both = replace(before, name=f"{node.name}_slice", shape=shape)

@@ -68,7 +68,7 @@ def _sink_into_reshape(graph: Graph, node: Node, layouts: Mapping[str, str]) -> 
         return
     inner, back = split
     if not value:
-        if back == CHANNELS_FIRST:  # an image again, which has a layout of its own
+        if back == CHANNELS_FIRST or node.name in graph.outputs:  # an image again, or converted in any case
             return
         rows = Permute.node(f"{node.name}_pixels", {"x": source}, {"order": CHANNELS_LAST},
                             tuple(shape[dim] for dim in CHANNELS_LAST), node.dtype)  # fmt: skip
