@@ -103,7 +103,7 @@ def heads(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
     return (scores @ v).transpose(-1, -2).reshape(2, 32, 4, 4).sigmoid()
 
 
-def projections(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+def projections(x: torch.Tensor, first: nn.Module, last: nn.ModuleList) -> torch.Tensor:
     """The same with a convolution for each operand, which become one."""
     q, k, v = (layer(first(x)).flatten(2) for layer in last)
     scores = torch.softmax(q.transpose(1, 2) @ k, -1)
