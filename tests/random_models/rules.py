@@ -197,7 +197,12 @@ def view(d: Draft) -> str:
             f"{x}.permute(0, 3, 2, 1)", f"{x}.reshape(-1, {h}, {w * c})", f"{x}.mT", f"{x}.view({x}.shape[0], {c}, -1)",
         ]  # fmt: skip
         if c % 2 == 0:
-            offered.append(f"{x}.view(-1, 2, {c // 2}, {h}, {w}).transpose(1, 2).flatten(1, 2)")
+            offered += [
+                f"{x}.view(-1, 2, {c // 2}, {h}, {w}).transpose(1, 2).flatten(1, 2)",
+                f"{x}.reshape({x}.shape[0], 2, {c // 2}, {h * w}).mT", f"{x}.reshape(-1, {c // 2}, {h * w}).mT",
+                f"{x}.reshape({x}.shape[0], 2, {c // 2}, {h * w}).permute(0, 3, 1, 2).flatten(2)",
+                f"{x}.flatten(2).mT.reshape({x}.shape[0], {h}, {w}, 2, -1).permute(0, 3, 4, 1, 2).flatten(1, 2)",
+            ]  # fmt: skip
     if len(x.size) == 2:
         offered += [f"{x}.transpose(1, 2)", f"{x}.unsqueeze(-1)", f"{x}.unsqueeze(2)"]
     if len(x.size) == 1:
@@ -346,6 +351,34 @@ def attention(d: Draft) -> str:
     return f"{lines}\nNEW = F.scaled_dot_product_attention(NEW_q, NEW_k, NEW_v)"
 
 
+def pixel_attention(d: Draft) -> str:
+    """Attention between the pixels of an image, as models write it in PyTorch's order of dimensions."""
+    x = d.image()
+    c, h, w = x.size
+    layer = d.module(f"nn.Conv2d({c}, {3 * c}, 1)")
+    lines = f"NEW_q, NEW_k, NEW_v = (NEW_p.flatten(2) for NEW_p in {layer}({x}).chunk(3, 1))\n"
+    scores = f"torch.softmax(NEW_q.mT @ NEW_k * {c**-0.5:.4f}, -1)"
+    return lines + d.one((
+        f"NEW = ({scores} @ NEW_v.mT).mT.reshape({x}.shape)", f"NEW = (NEW_v @ {scores}.mT).view_as({x}) + {x}",
+        f"NEW = torch.einsum('bij,bcj->bci', {scores}, NEW_v).unflatten(2, ({h}, {w}))",
+        f"NEW = torch.einsum('bci,bcj->bij', NEW_q, NEW_k.softmax(-1)) * {1 / h:.4f}",
+        "NEW = torch.einsum('bcn,bdn->bcd', NEW_k.softmax(-1), NEW_v)",
+    ))  # fmt: skip
+
+
+def contraction(d: Draft) -> str:
+    """Sums of products with weights over some of the dimensions."""
+    x = d.rank(2, 3)
+    first, last = x.size[0], x.size[-1]
+    weight = d.buffer(f"torch.randn({first}, 4) * {first**-0.5:.4f}")
+    rest = "hw"[: len(x.size) - 1]
+    columns = d.buffer(f"torch.randn(4, {last}) * {last**-0.5:.4f}")
+    return d.one((
+        f"{x}.movedim(1, -1) @ {weight}", f"torch.einsum('bc{rest},cd->bd{rest}', {x}, {weight})",
+        f"torch.tensordot({x}, {weight}, dims=((1,), (0,)))", f"{columns} @ {x}.mT",
+    ))  # fmt: skip
+
+
 def residual(d: Draft) -> str:
     x = d.image()
     c = x.size[0]
@@ -370,5 +403,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "reductions": (reduce,),
     "positions": (positions,),
     "constants": (constant,),
-    "tokens": (attention, linear, norm, conv1d, view),
+    "tokens": (attention, pixel_attention, linear, norm, conv1d, view),
+    "contractions": (contraction, pixel_attention, view),
 }

@@ -274,18 +274,17 @@ class _Copier:
         is_torch = (value.__module__ or "").partition(".")[0] == "torch"
         if is_torch or not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
             return value
-        cells = [types.CellType() for _ in value.__closure__ or ()]
+        # Every cell exists before any content is copied: a function in one cell may use the variable of another.
+        created = [cell for cell in value.__closure__ or () if id(cell) not in self._copies]
         cells = [
-            self._copies.get(id(old), new) for old, new in zip(value.__closure__ or (), cells, strict=True)
+            self._copies.get(id(cell)) or self._register(cell, types.CellType())
+            for cell in value.__closure__ or ()
         ]
         copied = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, tuple(cells))
         self._register(value, copied)
-        for old, new in zip(value.__closure__ or (), cells, strict=True):
-            if id(old) in self._copies:
-                continue
-            self._register(old, new)  # two functions may share a variable
+        for cell in created:
             with contextlib.suppress(ValueError):  # unbound cell
-                new.cell_contents = self.copy(old.cell_contents)
+                self._copies[id(cell)].cell_contents = self.copy(cell.cell_contents)
         copied.__defaults__ = self.copy(value.__defaults__)
         copied.__kwdefaults__ = self.copy(value.__kwdefaults__)
         copied.__qualname__, copied.__module__, copied.__doc__ = (

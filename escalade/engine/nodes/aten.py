@@ -68,13 +68,16 @@ class Aten(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return any layout, except for operators that may depend on strides and need NCHW.
 
-        Such operators come from other libraries; in typed graphs also those that read NCHW images during capture.
+        Such operators come from other libraries; in typed graphs also those that read NCHW images during capture. An
+        image that PyTorch computes from values of other ranks is NCHW.
         """
         operator = resolve_operator(node.attributes["target"])
         is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
         if is_planar and not takes_any_layout(operator):
             return Layouts("nchw", "nchw")
-        return Layouts(None, node.attributes.get(WRITTEN, Layouts.common(given).written))
+        is_filled = not node.inputs or node.calls in _FACTORIES  # the same in every layout
+        written = Layouts.common(given).written if given or is_filled else "nchw"
+        return Layouts(None, node.attributes.get(WRITTEN, written))
 
     def title(self, node: Node) -> str:
         return str(node.attributes["target"])

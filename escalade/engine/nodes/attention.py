@@ -23,7 +23,7 @@ from escalade.engine.nodes.signature import (
     Sizes,
     one_of,
 )
-from escalade.engine.nodes.views import Permute
+from escalade.engine.nodes.views import CHANNELS_LAST, Permute
 from escalade.errors import UnsupportedError
 from escalade.ops.attention import ATTENTION, ORDERS, AttentionProblem, at_of
 from escalade.ops.base.dtypes import full_vector
@@ -39,7 +39,8 @@ class Attention(Operator):
 
     The result has the memory order `order`: `bqh` is [..., queries, heads, size]. Operands of three dimensions have no
     heads. A bias is [batch][heads][queries][keys], of which each may be 1, and the batch a divisor; rows of a constant
-    are padded. In a plan, `q_at` and others have the offset and strides at which an operand is read from another value.
+    are padded. In a plan, `q_at` and others have the offset and strides at which an operand is read from another value,
+    and `q_of_pixels` is True if that is an image in NHWC.
     """
 
     name = "attention"
@@ -136,7 +137,8 @@ class Attention(Operator):
     def _operand(node: Node, role: str, x: torch.Tensor) -> torch.Tensor:
         """Return an operand as [batch][heads][tokens][size]."""
         if f"{role}_at" in node.attributes:
-            (offset, *strides), x = node.attributes[f"{role}_at"], x.contiguous()
+            (offset, *strides) = node.attributes[f"{role}_at"]
+            x = (x.permute(CHANNELS_LAST) if node.attributes[f"{role}_of_pixels"] else x).contiguous()
             sizes = _problem(node, {}).sizes(role)
             return x.as_strided(sizes, (*strides, 1), x.storage_offset() + offset)
         return x.unsqueeze(1) if x.dim() == 3 else x.reshape(-1, *x.shape[-3:])
@@ -205,10 +207,10 @@ def _additive_of_items(mask: torch.Tensor) -> torch.Tensor:
     return additive(mask.unsqueeze(1))
 
 
-def in_place(node: Node, role: str, view: torch.Tensor, dtype: str) -> Node | None:
+def in_place(node: Node, role: str, view: torch.Tensor, layout: str, dtype: str) -> Node | None:
     """Return the node with one operand replaced by another value, of which that operand is a view.
 
-    None if its kernels cannot read these strides.
+    That value is stored in `layout`. None if its kernels cannot read these strides.
     """
     heads = view.unsqueeze(1) if view.dim() == 3 else view
     try:
@@ -221,4 +223,4 @@ def in_place(node: Node, role: str, view: torch.Tensor, dtype: str) -> Node | No
     at, offset = at_of((*strides, heads.stride(3)), full_vector(dtype)), int(heads.storage_offset())
     if at is None or offset % full_vector(dtype) or offset >= 2**31:
         return None
-    return node.with_attributes(**{f"{role}_at": (offset, *at[1:])})
+    return node.with_attributes(**{f"{role}_at": (offset, *at[1:]), f"{role}_of_pixels": layout == "nhwc"})

@@ -16,7 +16,7 @@ from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape, map_leaves, product
 from escalade.engine.nodes.base import AtenCall, Match, Matcher
 from escalade.engine.nodes.movement import ATEN_MOVES
-from escalade.engine.nodes.views import Reshape
+from escalade.engine.nodes.views import FRAMES_ORDER, Reshape
 from escalade.errors import EscaladeError
 
 Capture = Callable[[Node, torch._ops.OpOverload, Graph], Node | str]
@@ -70,7 +70,7 @@ class Calls:
         made = self._capture(call, operator, self.graph)
         if isinstance(made, str):
             return made
-        _require(made.calls in ("", *ATEN_MOVES))
+        _require(made.calls in ("", "matmul", *ATEN_MOVES))
         self.graph.append(made)
         return made.name
 
@@ -155,36 +155,151 @@ def _cosine_similarity(calls: Calls) -> str:
     return calls("sum.dim_IntList", calls.node.shape, self=_Value(terms), dim=(dim,), keepdim=False)
 
 
-def _einsum(calls: Calls) -> str:
-    """Compose a product of two operands of which one has all dimensions, then a sum.
+@dataclass(frozen=True)
+class _Contraction:
+    """A sum of products of two values: a letter for each dimension of both and of the result, as in an einsum."""
 
-    Products of matrices, whose terms are many more than the elements of both operands, are left to PyTorch.
-    """
-    operands = calls.given("tensors", ())
-    equation = str(calls.given("equation", "")).replace(" ", "")
-    inputs, arrow, result = equation.partition("->")
-    labels = inputs.split(",")
-    _require(len(operands) == len(labels) == 2 and bool(arrow) and "." not in equation)
-    _require(all(len({*each}) == len(each) for each in (*labels, result)))
-    values = [calls.node.inputs[one.role] for one in operands]
-    shapes = [calls.graph.shape_of(value) for value in values]
-    _require(calls.node.is_floating and len({calls.graph.dtype_of(value) for value in values}) == 1)
-    large = 0 if {*labels[0]} >= {*labels[1]} else 1
-    small = 1 - large
-    whole, sizes = labels[large], dict(zip(labels[large], shapes[large], strict=True))
-    _require({*whole} >= {*labels[small], *result} and values[large] not in calls.graph.constants)
-    _require(all(sizes[label] == size for label, size in zip(labels[small], shapes[small], strict=True)))
-    factor = _permuted(
-        calls, values[small], labels[small], "".join(one for one in whole if one in labels[small]), sizes
-    )
-    factor = calls.reshape(factor, tuple(sizes[one] if one in labels[small] else 1 for one in whole))
-    terms = calls("mul.Tensor", shapes[large], self=_Value(values[large]), other=_Value(factor))
+    values: tuple[str, str]
+    labels: tuple[str, str]
+    result: str
+    sizes: Mapping[str, Any]
+
+    @staticmethod
+    def of_einsum(calls: Calls) -> _Contraction:
+        operands = calls.given("tensors", ())
+        equation = str(calls.given("equation", "")).replace(" ", "")
+        inputs, arrow, result = equation.partition("->")
+        labels = inputs.split(",")
+        _require(len(operands) == len(labels) == 2 and bool(arrow) and "." not in equation)
+        first, second = (calls.node.inputs[one.role] for one in operands)
+        return _Contraction.of(calls, (first, second), (labels[0], labels[1]), result)
+
+    @staticmethod
+    def of(calls: Calls, values: tuple[str, str], labels: tuple[str, str], result: str) -> _Contraction:
+        _require(all(len({*each}) == len(each) for each in (*labels, result)))
+        shapes = [calls.graph.shape_of(value) for value in values]
+        _require(calls.node.is_floating and len({calls.graph.dtype_of(value) for value in values}) == 1)
+        pairs = [*zip(labels[0], shapes[0], strict=True), *zip(labels[1], shapes[1], strict=True)]
+        sizes = dict(pairs)
+        _require(all(sizes[label] == size for label, size in pairs) and sizes.keys() >= {*result})
+        return _Contraction(values, labels, result, sizes)
+
+    def shape(self, labels: str) -> Shape:
+        return tuple(self.sizes[label] for label in labels)
+
+    def parts(self) -> tuple[str, str, str, str]:
+        """Return the labels of a batched matrix product: batch, rows, summed, and columns.
+
+        Rows are of the first operand, and columns of the second. Labels of one operand alone are not summed.
+        """
+        first, second = self.labels
+        batch = "".join(one for one in first if one in second and one in self.result)
+        summed = "".join(one for one in first if one in second and one not in self.result)
+        rows, columns = ("".join(one for one in own if one not in batch + summed) for own in (first, second))
+        _require({*rows, *columns} <= {*self.result})
+        return batch, rows, summed, columns
+
+
+def _einsum(calls: Calls) -> str:
+    """Compose a product of two operands of which one has all dimensions, then a sum; else a matrix product."""
+    contraction = _Contraction.of_einsum(calls)
+    (first, second), result = contraction.labels, contraction.result
+    large = 0 if {*first} >= {*second} else 1
+    whole, factor = contraction.labels[large], contraction.labels[1 - large]
+    constants = calls.graph.constants
+    if {*whole} >= {*factor, *result} and contraction.values[large] not in constants:
+        return _weighted_sum(calls, contraction, large)
+    _require(not constants.keys() & {*contraction.values})  # which may be a layer, after folding
+    return _matrix_product(calls, contraction)
+
+
+def _weighted_sum(calls: Calls, contraction: _Contraction, large: int) -> str:
+    """Compose a product with a value that is broadcast, then a sum."""
+    small, sizes, result = 1 - large, contraction.sizes, contraction.result
+    values, whole, own = contraction.values, contraction.labels[large], contraction.labels[small]
+    factor = _permuted(calls, values[small], own, "".join(one for one in whole if one in own), sizes)
+    factor = calls.reshape(factor, tuple(sizes[one] if one in own else 1 for one in whole))
+    terms = calls("mul.Tensor", contraction.shape(whole), self=_Value(values[large]), other=_Value(factor))
     kept = "".join(label for label in whole if label in result)
     if kept != whole:
         dims = tuple(dim for dim, label in enumerate(whole) if label not in result)
-        shape = tuple(sizes[label] for label in kept)
-        terms = calls("sum.dim_IntList", shape, self=_Value(terms), dim=dims, keepdim=False)
+        terms = calls("sum.dim_IntList", contraction.shape(kept), self=_Value(terms), dim=dims, keepdim=False)
     return _permuted(calls, terms, kept, result, sizes)
+
+
+def _matrix_product(calls: Calls, contraction: _Contraction) -> str:
+    """Compose a batched matrix product, of which attention consists, and views around it."""
+    batch, rows, summed, columns = contraction.parts()
+    _require(bool(rows and summed and columns))
+    sizes, shape = contraction.sizes, contraction.shape
+    operands = []
+    for value, own, order in zip(
+        contraction.values, contraction.labels, (rows + "," + summed, summed + "," + columns), strict=True
+    ):
+        moved = _permuted(calls, value, own, batch + order.replace(",", ""), sizes)
+        matrix = tuple(product(shape(each)) for each in order.split(","))
+        operands.append(calls.reshape(moved, (*shape(batch), *matrix)))
+    matrices = (*shape(batch), product(shape(rows)), product(shape(columns)))
+    result = calls("matmul", matrices, self=_Value(operands[0]), other=_Value(operands[1]))
+    made = batch + rows + columns
+    return _permuted(calls, calls.reshape(result, shape(made)), made, contraction.result, sizes)
+
+
+def _of_matmul(calls: Calls) -> _Contraction:
+    """Return the contraction of a matrix and a value of any rank."""
+    first, second = calls.given.value("self"), calls.given.value("other")
+    _require(first is not None and second is not None)
+    assert first is not None and second is not None
+    others = _LETTERS[: len(calls.graph.shape_of(second)) - 2]
+    _require(len(calls.graph.shape_of(first)) == 2 and bool(others))
+    return _Contraction.of(calls, (first, second), ("mk", f"{others}kn"), f"{others}mn")
+
+
+def _of_tensordot(calls: Calls) -> _Contraction:
+    first, second = calls.given.value("self"), calls.given.value("other")
+    _require(first is not None and second is not None)
+    assert first is not None and second is not None
+    ranks = [len(calls.graph.shape_of(value)) for value in (first, second)]
+    labels = [list(_LETTERS[: ranks[0]]), list(_LETTERS[ranks[0] : sum(ranks)])]
+    pairs = zip(calls.given("dims_self", ()), calls.given("dims_other", ()), strict=True)
+    for one, other in pairs:
+        labels[1][other] = labels[0][one]
+    result = [label for label in (*labels[0], *labels[1]) if (label in labels[0]) != (label in labels[1])]
+    return _Contraction.of(calls, (first, second), ("".join(labels[0]), "".join(labels[1])), "".join(result))
+
+
+_LETTERS = "abcdefghijlopqrstuvwxyz"  # neither k, m nor n
+
+
+def _layer(contraction_of: Callable[[Calls], _Contraction]) -> Composite:
+    """Compose a contraction with a constant as a linear layer over the summed dimensions."""
+
+    def compose(calls: Calls) -> str:
+        contraction = contraction_of(calls)
+        constants = [value in calls.graph.constants for value in contraction.values]
+        _require(sum(constants) == 1)
+        at = constants.index(True)
+        batch, rows, summed, columns = contraction.parts()
+        _require(not batch and bool(summed))
+        kept, outputs = (columns, rows) if at == 0 else (rows, columns)
+        value, own, weights = contraction.values[1 - at], contraction.labels[1 - at], contraction.labels[at]
+        _require(bool(kept))
+        sizes, shape = contraction.sizes, contraction.shape
+        order = [weights.index(label) for label in outputs + summed]
+        matrix = math.prod(shape(outputs)), math.prod(shape(summed))  # type: ignore[arg-type]
+        weight = calls.graph.derive_constant(
+            f"{calls.node.name}_weight", contraction.values[at],
+            lambda constant: constant.permute(order).reshape(matrix).contiguous(),
+        )  # fmt: skip
+        moved = _permuted(calls, value, own, kept + summed, sizes)
+        moved = calls.reshape(moved, (*shape(kept), matrix[1]))
+        made = calls(
+            "linear", (*shape(kept), matrix[0]), input=_Value(moved), weight=_Value(weight), bias=None
+        )
+        made = calls.reshape(made, shape(kept + outputs))
+        return _permuted(calls, made, kept + outputs, contraction.result, sizes)
+
+    return compose
 
 
 def _permuted(calls: Calls, value: str, labels: str, wanted: str, sizes: Mapping[str, Any]) -> str:
@@ -241,6 +356,53 @@ def _pool3d(name: str) -> Composite:
 
 
 _TRIVIAL = {"kernel_size": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+
+
+def _conv3d(calls: Calls) -> str:
+    """Compose a convolution along frames, or within them, of images.
+
+    Its images have a frame's pixels in each row, or one frame each.
+    """
+    (x, shape), given, graph = calls.value("input"), calls.given, calls.graph
+    weight, bias = given.value("weight"), given.value("bias")
+    padding = given("padding", 0)
+    _require(len(shape) == 5 and weight in graph.constants and (bias or weight) in graph.constants)
+    _require(not isinstance(padding, str))
+    assert weight is not None
+    window = dict(zip(_TRIVIAL_WINDOW, (
+        tuple(graph.shape_of(weight)[2:]), _triple(given("stride"), (1,)), _triple(padding, (0,)),
+        _triple(given("dilation"), (1,)),
+    ), strict=True))  # fmt: skip
+    trivial = {key: value for key, value in _TRIVIAL_WINDOW.items() if key != "dilation"}
+    result: Any = calls.node.shape
+    taps: dict[str, Any]
+    image: Shape
+    made: Shape
+    batch, channels, depth, *sides = shape
+    if all(window[key][1:] == (value, value) for key, value in trivial.items()):
+        taps = {key: (window[key][0], value) for key, value in _TRIVIAL_WINDOW.items()}
+        image, made = (batch, channels, depth, math.prod(sides)), (*result[:3], math.prod(sides))
+        axis = 4
+    else:
+        _require(all(window[key][0] == value for key, value in trivial.items()))
+        taps = {key: window[key][1:] for key in _TRIVIAL_WINDOW}
+        x = calls("permute", (batch, depth, channels, *sides), self=_Value(x), dims=FRAMES_ORDER)
+        frames = product((batch, depth))
+        image, made = (frames, channels, *sides), (frames, result[1], *result[3:])
+        axis = 2
+    taps.pop("kernel_size")
+    filters = graph.derive_constant(f"{calls.node.name}_weight", weight, lambda one: one.squeeze(axis))
+    y = calls(
+        "conv2d", made, input=_Value(calls.reshape(x, image)), weight=_Value(filters),
+        bias=None if bias is None else _Value(bias), groups=given("groups", 1), **taps,
+    )  # fmt: skip
+    if axis == 4:
+        return calls.reshape(y, result)
+    y = calls.reshape(y, (batch, depth, result[1], *result[3:]))
+    return calls("permute", result, self=_Value(y), dims=FRAMES_ORDER)
+
+
+_TRIVIAL_WINDOW = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
 def _adaptive_avg_pool3d(calls: Calls) -> str:
@@ -331,6 +493,7 @@ COMPOSITES: Mapping[str, Composite] = {
     "linalg_matrix_norm": _norm,
     "cosine_similarity": _cosine_similarity,
     "einsum": _einsum,
+    "conv3d": _conv3d,
     "avg_pool3d": _pool3d("avg_pool2d"),
     "max_pool3d": _pool3d("max_pool2d"),
     "max_pool3d_with_indices": _pool3d("max_pool2d"),
@@ -343,3 +506,11 @@ COMPOSITES: Mapping[str, Composite] = {
     "constant_pad_nd": _constant_pad,
 }
 """Composites by the name of PyTorch's operator, for calls that no operator matches by name."""
+
+FOLDED_COMPOSITES: Mapping[str, Composite] = {
+    "conv3d": _conv3d,
+    "einsum": _layer(_Contraction.of_einsum),
+    "matmul": _layer(_of_matmul),
+    "tensordot": _layer(_of_tensordot),
+}
+"""Composites of operators whose weights may be constants only after folding."""

@@ -8,7 +8,7 @@ from escalade.engine.graph.graph import Graph, Node, name_of
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.aten import IDENTITIES
 from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher
-from escalade.engine.nodes.composites import COMPOSITES, composite_matcher
+from escalade.engine.nodes.composites import COMPOSITES, FOLDED_COMPOSITES, composite_matcher
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import on_sequences
@@ -27,6 +27,10 @@ _FOLDED_MATCHERS = _matchers(FOLDED)
 _COMPOSITES: dict[str, Matcher] = {
     name: composite_matcher(composite, lambda *call: match_captured(*call))
     for name, composite in COMPOSITES.items()
+}
+_FOLDED_COMPOSITES: dict[str, Matcher] = {
+    name: composite_matcher(composite, lambda *call: match_captured(*call))
+    for name, composite in FOLDED_COMPOSITES.items()
 }
 _FALLBACKS: tuple[Matcher, ...] = (Pointwise().match, Reduce().match)
 """Matchers of calls that no operator matches by name."""
@@ -54,17 +58,20 @@ def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> N
 def match_folded(graph: Graph) -> None:
     """Match layers and matrix products whose weights the model computes; these are constants now."""
     for node in graph:
-        matcher = _FOLDED_MATCHERS.get(node.calls)
-        if matcher is None or _is_empty(node, graph) or _is_double(node, graph):
+        matchers = [each.get(node.calls) for each in (_FOLDED_MATCHERS, _FOLDED_COMPOSITES)]
+        if not any(matchers) or _is_empty(node, graph) or _is_double(node, graph):
             continue
         before = set(graph.nodes)
-        known = matcher(node, AtenCall(node), graph)
-        assert not isinstance(known, str)  # a layer is never a no-op
+        call = AtenCall(node)
+        known = next((found for match in matchers if match and (found := match(node, call, graph))), None)
         for added in [other for other in graph if other.name not in before]:
             # Matchers append the nodes that they read to the graph that is captured so far.
             del graph.nodes[added.name]
             graph.insert_before(node.name, added)
-        graph.nodes[node.name] = known or node
+        if isinstance(known, str):
+            graph.remove(node, instead=known)
+        else:
+            graph.nodes[node.name] = known or node
 
 
 def _is_empty(node: Node, graph: Graph) -> bool:

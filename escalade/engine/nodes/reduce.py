@@ -118,7 +118,7 @@ class Reduce(Operator):
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
             relu=False,
         )  # fmt: skip
-        return known if graph.typed or _are_adjacent(known, rank) else self._match_nonadjacent(known, graph)
+        return known if graph.typed or are_adjacent(known, rank) else self._match_nonadjacent(known, graph)
 
     def _match_nonadjacent(self, node: Node, graph: Graph) -> Node:
         """Return a reduction of dimensions that are not adjacent in memory: they are moved behind the others first."""
@@ -210,7 +210,7 @@ def prologue_of(node: Node) -> Expression:
     return Expression.parse(text) if text else IDENTITY
 
 
-def _are_adjacent(node: Node, rank: int) -> bool:
+def are_adjacent(node: Node, rank: int) -> bool:
     """Return True for a reduction over the batch, or one that kernels compute in PyTorch's order or in NHWC."""
     if 0 in node.attributes["dims"] or (rank == 4 and _fits_layout(node, "nhwc")):
         return True

@@ -43,7 +43,9 @@ Order = tuple[int, ...]
 CHANNELS_LAST: Order = (0, 2, 3, 1)
 """Permutation from an image to rows of channels."""
 CHANNELS_FIRST: Order = (0, 3, 1, 2)
-SEQUENCE_RANK, _IMAGE_RANK = 3, 4
+FRAMES_ORDER: Order = (0, 2, 1, 3, 4)
+"""Permutation from volumes to frames of channels, and back."""
+SEQUENCE_RANK, _IMAGE_RANK, VOLUME_RANK = 3, 4, 5
 
 
 class Reshape(Operator):

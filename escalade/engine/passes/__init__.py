@@ -32,12 +32,12 @@ from escalade.engine.passes.layout import (
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
 from escalade.engine.passes.norms import recognize_norms
-from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
+from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
-from escalade.engine.passes.stacks import resolve_scatters, resolve_stacks
+from escalade.engine.passes.stacks import join_slices, resolve_scatters, resolve_stacks
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
@@ -104,6 +104,7 @@ def for_batch(
             fold_prologues(graph, dtype, estimates)
             merge_parallel_convs(graph, dtype, estimates)
             fuse_max_pools(graph, dtype, estimates)
+            read_parts(graph)
             graph.remove_dead_code()
     convert_output_dtypes(graph, dtype)
     return graph
@@ -220,6 +221,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     resolve_scatters(graph)
     read_unexpanded(graph)
     resolve_stacks(graph)
+    join_slices(graph)
     recognize_norms(graph)
     recognize_attention(graph)
     recognize_shuffles(graph)

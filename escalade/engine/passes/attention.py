@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from escalade.engine.graph.graph import Batch, Graph, Node, fixed_shape, product
+from escalade.engine.graph.graph import Batch, Graph, Node, Reference, Shape, fixed_shape, product
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.attention import OPERANDS, Attention, additive
 from escalade.engine.nodes.base import AtenCall, activation_of
@@ -30,6 +30,10 @@ def recognize_attention(graph: Graph) -> None:
     Windows of an image whose masks differ have a bias per window, which repeats from image to image.
     """
     for node in graph:
+        if node.calls in _PRODUCTS:
+            _transpose(graph, node)
+    graph.remove_dead_code()
+    for node in graph:
         found = _recognized(graph, node) if node.calls in _PRODUCTS else None
         if found is not None:
             graph.nodes[node.name] = found
@@ -42,6 +46,33 @@ def recognize_attention(graph: Graph) -> None:
                 _project_in_place(graph, graph.nodes[node.name], role)
             _write_sequences(graph, graph.nodes[node.name])
     graph.remove_dead_code()
+
+
+def _transpose(graph: Graph, node: Node) -> None:
+    """Write v @ softmax(...)ᵀ, as models of images in PyTorch's order do, as (softmax(...) @ vᵀ)ᵀ."""
+    v, transposed = _factors(node)
+    permute = graph.nodes.get(transposed or "")
+    rank = len(node.shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    if v is None or not Permute.matches(permute) or permute.attributes["order"] != order:
+        return
+    weights, shape = graph.nodes.get(permute.inputs["x"]), graph.shape_of(v)
+    if not Softmax.matches(weights) or len(shape) != rank or v in graph.constants:
+        return
+
+    def swapped(sizes: Shape) -> Shape:
+        return tuple(sizes[dim] for dim in order)
+
+    rows = Permute.node(f"{node.name}_values", {"x": v}, {"order": order}, swapped(shape), node.dtype)
+    roles = ("self", "mat2" if node.calls == "bmm" else "other")
+    inputs = dict(zip(roles, (weights.name, graph.add(rows, before=node.name)), strict=True))
+    arguments = {role: Reference(role) for role in roles}
+    product = replace(
+        node.with_attributes(arguments=arguments), name=f"{node.name}_transposed", inputs=inputs,
+        shape=swapped(node.shape),
+    )  # fmt: skip
+    name = graph.add(product, before=node.name)
+    graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
 
 
 @dataclass(frozen=True)
@@ -165,6 +196,12 @@ def _scale_and_bias(graph: Graph, scores: _Scores) -> tuple[float, torch.Tensor 
 def _unscaled(graph: Graph, value: str) -> tuple[str, float]:
     """Return operand and factor of a value that is a multiple of another; else the value itself and 1."""
     node = graph.nodes.get(value)
+    if Permute.matches(node):
+        source, factor = _unscaled(graph, node.inputs["x"])
+        if factor == 1:
+            return value, 1.0
+        unscaled = replace(node.with_inputs(x=source), name=f"{value}_unscaled")
+        return graph.add(unscaled, before=value), factor
     if not Pointwise.matches(node) or len(node.inputs) != 1:
         return value, 1.0
     ((role, operand),) = node.inputs.items()

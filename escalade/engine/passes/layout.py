@@ -304,7 +304,7 @@ def _add_conversion(graph: Graph, value: str, layout: str, before: str | None, d
 
 def reorder_flattened(graph: Graph) -> None:
     """Reorder the weights of all layers that read a flattened NHWC image, if each of them can be reordered."""
-    users, layouts = graph.users(), _natural_layouts(graph)
+    users, layouts = graph.users(), natural_layouts(graph)
     for node in graph:
         if not operator_of(node).is_view or not _flattens_image(graph, node) or node.name in graph.outputs:
             continue
@@ -344,7 +344,7 @@ def _flattens_image(graph: Graph, node: Node) -> bool:
     return len(before) == 4 and len(after) == 2 and before[0] == after[0] and before[2:] != (1, 1)
 
 
-def _natural_layouts(graph: Graph) -> dict[str, str]:
+def natural_layouts(graph: Graph) -> dict[str, str]:
     """Return the layout in which each image is produced, without conversions."""
     layouts = {
         entry.name: graph.images

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, joint_source
-from escalade.engine.nodes import stored_forms
+from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.nodes.attention import Attention
 from escalade.engine.nodes.base import activation_of, with_channels
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.lowering import Forms
@@ -90,7 +91,12 @@ def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, es
     if form.layout != "nhwc" or any(_channels(node) * form.dtype.itemsize % VECTOR_BYTES for node in convs):
         return False
     users = graph.users()
-    readers = [(reader, node.name) for node in convs for reader in users[node.name]]
+    readers = [
+        (reader, node.name)
+        for node in convs
+        for reader in users[node.name]
+        if not _only_attention_reads(reader, users, forms, estimates)  # through any strides
+    ]
     before = estimates.total_us([*convs, *(reader for reader, _ in readers)], forms)
     after = estimates.total_us([merged], forms)
     if before is None or after is None:
@@ -102,6 +108,21 @@ def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, es
             return False
         after += estimates.us(choice)
     return after < before
+
+
+def _only_attention_reads(
+    view: Node, users: Mapping[str, list[Node]], forms: Forms, estimates: Estimates
+) -> bool:
+    """Return True for a view that only kernels of attention read, as they are or through further views."""
+    readers = users.get(view.name, [])
+    if not readers or not operator_of(view).may_alias(view):
+        return False
+    return all(
+        estimates.choice(reader, forms) is not None
+        if Attention.matches(reader)
+        else _only_attention_reads(reader, users, forms, estimates)
+        for reader in readers
+    )
 
 
 CHANNEL_UNIT = 8  # channels of both inputs must fill 16-byte loads of 16-bit values

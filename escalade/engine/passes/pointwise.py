@@ -10,6 +10,7 @@ import torch
 from escalade.engine.graph.graph import Graph, Node, Reference, joint_source
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
+from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.ops.expressions import Expression
 
 # Function calls that are cheaper to recompute for several readers than to store and load.
@@ -54,6 +55,29 @@ def _unexpanded(graph: Graph, name: str) -> str | None:
     expanded = node.shape[len(node.shape) - len(before) :]
     is_expansion = all(size in (1, larger) for size, larger in zip(before, expanded, strict=True))
     return source if is_expansion else None
+
+
+def read_parts(graph: Graph) -> None:
+    """Let pointwise kernels, which read with any pitch, compute what adds or clamps parts of other values.
+
+    Those of a sum or a ReLU take dense values, and the parts would be copied for them.
+    """
+    for node in graph:
+        expression = operator_of(node).expression(node)
+        if (
+            expression is None
+            or Pointwise.matches(node)
+            or not any(_is_part(graph, name) for name in node.inputs.values())
+        ):
+            continue
+        joined = Pointwise.joined(node, expression, node.inputs, graph)
+        if isinstance(joined, Node):
+            graph.nodes[node.name] = joined
+
+
+def _is_part(graph: Graph, name: str) -> bool:
+    """Return True for a slice, or a value that is concatenated with others."""
+    return Slice.matches(graph.nodes.get(name)) or any(map(Concatenate.matches, graph.readers(name)))
 
 
 def fuse_recognized(graph: Graph) -> None:

@@ -169,6 +169,37 @@ class _SliceWrite:
     end: int
 
 
+def join_slices(graph: Graph) -> None:
+    """Read adjacent slices of one value that are concatenated again as one slice, or as the whole value."""
+    for node in graph:
+        if not Concatenate.matches(node):
+            continue
+        dim, joined = node.attributes["dimension"], list[str]()
+        for name in concatenated_values(node):
+            before, part = graph.nodes.get(joined[-1]) if joined else None, graph.nodes.get(name)
+            if before is None or part is None or not _is_behind(part, before, dim):
+                joined.append(name)
+                continue
+            size = before.shape[dim] + part.shape[dim]
+            whole, shape = before.inputs["x"], (*part.shape[:dim], size, *part.shape[dim + 1 :])
+            if shape != graph.shape_of(whole):
+                both = replace(before, name=f"{node.name}_slice", shape=shape)
+                whole = graph.add(both, before=node.name)
+            joined[-1] = whole
+        if len(joined) == 1 and graph.shape_of(joined[0]) == node.shape and node.name not in graph.outputs:
+            graph.remove(node, instead=joined[0])
+        elif 1 < len(joined) < len(node.inputs):
+            graph.nodes[node.name] = replace(node, inputs={f"x{n}": name for n, name in enumerate(joined)})
+
+
+def _is_behind(part: Node, before: Node, dim: int) -> bool:
+    """Return True for two slices of one value of which one starts where the other ends."""
+    if not Slice.matches(part) or not Slice.matches(before) or part.inputs != before.inputs:
+        return False
+    end = before.attributes["first"] + before.shape[dim]
+    return part.attributes == {"dimension": dim, "first": end} and before.attributes["dimension"] == dim
+
+
 def resolve_scatters(graph: Graph) -> None:
     """Replace slice scatters by reads of their sources, or by concatenations."""
     for node in graph:

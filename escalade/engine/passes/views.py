@@ -2,40 +2,144 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 
-from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape, product
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
 from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
-from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.reduce import Reduce, are_adjacent
 from escalade.engine.nodes.signature import Attributes
 from escalade.engine.nodes.views import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
+    FRAMES_ORDER,
+    SEQUENCE_RANK,
+    VOLUME_RANK,
     Concatenate,
     Permute,
     Reshape,
     Slice,
     image_shape,
 )
+from escalade.engine.passes.layout import natural_layouts
 
 
 def sink_permutes(graph: Graph) -> None:
     """Replace f(permute(x)) by permute(g(x)) where an operator has such a g.
 
     A block that permutes to channels-last for a norm and two linear layers, and back, then has no permutation left, and
-    its linear layers become 1×1 convolutions, with their fusions.
+    its linear layers become 1×1 convolutions, with their fusions. A reshape that keeps the channels of an image apart
+    from its pixels is one of the pixels of NHWC, permuted: rows of channels, as attention reads them, are then a view.
     """
+    layouts = natural_layouts(graph)
     for node in graph:
         if Permute.matches(node):
             compose_permute(graph, node)
+        elif Reshape.matches(node):
+            _sink_into_reshape(graph, node, layouts)
+        elif Reduce.matches(node):
+            _reduce_unpermuted(graph, node)
         else:
             _sink(graph, node)
     graph.remove_dead_code()
+
+
+def _sink_into_reshape(graph: Graph, node: Node, layouts: Mapping[str, str]) -> None:
+    """Replace a reshape of a permuted value, or of an image stored in NHWC, by a permutation of a reshape."""
+    source, shape = node.inputs["x"], graph.shape_of(node.inputs["x"])
+    permute = graph.nodes.get(source)
+    is_image = layouts.get(source) == "nhwc" and shape[1] != 1 and shape[2:] != (1, 1)
+    if Permute.matches(permute):
+        order, value = permute.attributes["order"], permute.inputs["x"]
+    elif is_image and node.is_floating and "order" not in node.attributes and _image_of(graph, node) is None:
+        order, value = CHANNELS_FIRST, ""
+    else:
+        return
+    split = _reshaped_before_permute(shape, node.shape, order)
+    if split is None:
+        return
+    inner, back = split
+    if not value:
+        if back == CHANNELS_FIRST or node.name in graph.outputs:  # an image again, or converted in any case
+            return
+        rows = Permute.node(f"{node.name}_pixels", {"x": source}, {"order": CHANNELS_LAST},
+                            tuple(shape[dim] for dim in CHANNELS_LAST), node.dtype)  # fmt: skip
+        value = graph.add(rows, before=node.name)
+    if inner != graph.shape_of(value):
+        view = Reshape.node(f"{node.name}_rows", {"x": value}, {}, inner, node.dtype)
+        value = graph.add(view, before=node.name)
+    if back == tuple(range(len(back))):
+        graph.nodes[node.name] = Reshape.instead_of(node, {"x": value})
+    else:
+        graph.nodes[node.name] = Permute.instead_of(node, {"x": value}, order=back)
+        compose_permute(graph, graph.nodes[node.name])
+
+
+def _reshaped_before_permute(
+    permuted: Shape, result: Shape, order: tuple[int, ...]
+) -> tuple[Shape, tuple[int, ...]] | None:
+    """Return a shape and an order with reshape(permute(x, order), result) = permute(reshape(x, shape), order).
+
+    None if the reshape merges dimensions that are not adjacent in x.
+    """
+    groups = _common_groups(permuted, result)
+    if groups is None:
+        return None
+    large = [dim for dim in sorted(order) if permuted[order.index(dim)] != 1]
+    """Dimensions of x with more than one element."""
+    placed = []
+    for before, after in groups:
+        at = [large.index(order[dim]) for dim in before if permuted[dim] != 1]
+        if at != list(range(at[0], at[0] + len(at))):
+            return None
+        placed.append((at[0], after))
+    inner = [dim for _, after in sorted(placed) for dim in after]
+    """Dimensions of the result, in the order of x."""
+    return tuple(result[dim] for dim in inner), tuple(map(inner.index, range(len(result))))
+
+
+def _common_groups(before: Shape, after: Shape) -> list[tuple[range, range]] | None:
+    """Return the smallest groups of adjacent dimensions that a reshape makes of each other; None if sizes differ.
+
+    Each has a dimension of more than one element on both sides.
+    """
+    groups: list[tuple[range, range]] = []
+    i = k = 0
+    while i < len(before) or k < len(after):
+        ends = [(m, n) for m in range(i + 1, len(before) + 1) for n in range(k + 1, len(after) + 1)]
+        matching = (
+            end
+            for end in sorted(ends, key=sum)
+            if _elements(before[i : end[0]]) == _elements(after[k : end[1]]) != _ONE
+        )
+        m, n = next(matching, (len(before), len(after)))
+        if (m, n) == (len(before), len(after)) and _elements(before[i:]) == _elements(after[k:]) == _ONE:
+            if not groups:
+                return None
+            first, last = groups.pop()  # dimensions of one element at the end belong to the last group
+            i, k = first.start, last.start
+        elif _elements(before[i:m]) != _elements(after[k:n]):
+            return None
+        groups.append((range(i, m), range(k, n)))
+        i, k = m, n
+    return groups
+
+
+def _elements(sizes: Shape) -> tuple[int, int]:
+    """Return the number of elements per item of a batch, and how many of the sizes depend on the batch."""
+    batched = sum(isinstance(size, Batch) for size in sizes)
+    return math.prod(size.times if isinstance(size, Batch) else size for size in sizes), batched
+
+
+_ONE = _elements(())
 
 
 def compose_permute(graph: Graph, node: Node) -> None:
@@ -71,6 +175,24 @@ def _sink(graph: Graph, node: Node) -> None:
     graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
 
 
+def _reduce_unpermuted(graph: Graph, node: Node) -> None:
+    """Reduce what was permuted as it was before, if the other dimensions keep their order."""
+    permute = graph.nodes.get(node.inputs["x"])
+    if not Permute.matches(permute) or len(permute.shape) == _IMAGE_RANK:  # images have layouts
+        return
+    order, a = permute.attributes["order"], node.attributes
+    kept = [source for dim, source in enumerate(order) if dim not in a["dims"]]
+    dims = tuple(sorted(order[dim] for dim in a["dims"]))
+    moved = node.with_inputs(x=permute.inputs["x"]).with_attributes(dims=dims)
+    if not dims or not are_adjacent(moved, len(order)) or (kept != sorted(kept) and not a["keepdim"]):
+        return
+    if a["keepdim"]:
+        shape = tuple(node.shape[order.index(dim)] for dim in range(len(order)))
+        reduced = graph.add(replace(moved, name=f"{node.name}_unpermuted", shape=shape), before=node.name)
+        moved = Permute.instead_of(node, {"x": reduced}, order=order)
+    graph.nodes[node.name] = moved
+
+
 def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
     """Return the node g with permute(g(x)) = node(permute(x)), still reading the permuted values; None without one."""
     if len(node.shape) != len(order):
@@ -104,20 +226,47 @@ def _unpermuted_constants(node: Node, order: tuple[int, ...], graph: Graph) -> d
 
 
 def keep_sequences_as_images(graph: Graph) -> None:
-    """Apply nodes between two 1-D layers to images of height 1, so that the views in between cancel."""
+    """Apply nodes between two 1-D or 3-D layers to images, so that the views in between cancel."""
     for node in graph:
         if Reshape.matches(node):
             _view_image_directly(graph, node)
-        elif len(node.shape) == 3 and node.is_floating:
+        elif len(node.shape) in (SEQUENCE_RANK, VOLUME_RANK) and node.is_floating:
             _apply_to_image(graph, node)
     graph.remove_dead_code()
 
 
+class _ImageView(StrEnum):
+    """How a sequence or volume is a view of an image."""
+
+    row = "row"
+    """A sequence is one row of pixels."""
+    depth = "depth"
+    """The rows of the image are the frames of a volume."""
+    frames = "frames"
+    """Each frame of a volume is an image."""
+
+    def image_shape(self, shape: Shape) -> Shape:
+        if self is _ImageView.row:
+            return image_shape(shape)
+        if self is _ImageView.depth:
+            return (*shape[:3], product(shape[3:]))
+        return (product((shape[0], shape[2])), shape[1], *shape[3:])
+
+    def on(self, graph: Graph, node: Node, image: str) -> Node:
+        """Return the view of an image that takes the place of a node."""
+        if self is not _ImageView.frames:
+            return Reshape.instead_of(node, {"x": image})
+        shape = tuple(node.shape[dim] for dim in FRAMES_ORDER)
+        frames = Reshape.node(f"{node.name}_frames", {"x": image}, {}, shape, node.dtype)
+        return Permute.instead_of(node, {"x": graph.add(frames, before=node.name)}, order=FRAMES_ORDER)
+
+
 def _view_image_directly(graph: Graph, node: Node) -> None:
     """Turn a view of an image's sequence into a view of the image."""
-    image = _image(graph, node.inputs["x"])
-    if image is None:
+    found = _image(graph, node.inputs["x"])
+    if found is None or found[1] is _ImageView.frames:
         return
+    image, _ = found
     if graph.shape_of(image) == node.shape:
         graph.remove(node, instead=image)
     else:
@@ -125,51 +274,72 @@ def _view_image_directly(graph: Graph, node: Node) -> None:
 
 
 def _apply_to_image(graph: Graph, node: Node) -> None:
-    attributes = _image_attributes(node)
-    if attributes is None:
+    values = [name for name in node.inputs.values() if name not in graph.constants]
+    images = dict(zip(values, (_image(graph, name) for name in values), strict=True))
+    kinds = {None if found is None else found[1] for found in images.values()}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    attributes = None if kind is None else _image_attributes(node, kind)
+    if kind is None or attributes is None:
         return
     inputs = {}
     for role, name in node.inputs.items():
-        if name in graph.constants:
-            constant = graph.constants[name]
-            inputs[role] = (
-                graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
-            )
-            continue
-        image = _image(graph, name)
-        if image is None:
+        found = images.get(name)
+        value = found[0] if found is not None else _image_constant(graph, node, name, kind)
+        if value is None:
             return
-        inputs[role] = image
-    shape = image_shape(node.shape)
+        inputs[role] = value
+    shape = kind.image_shape(node.shape)
     on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
     image = graph.add(on_image, before=node.name)
-    graph.nodes[node.name] = Reshape.instead_of(node, {"x": image})
+    graph.nodes[node.name] = kind.on(graph, node, image)
 
 
-def _image(graph: Graph, name: str) -> str | None:
-    """Return the image of height 1 that a value is a sequence view of."""
-    node = graph.nodes.get(name)
-    if not Reshape.matches(node) or "order" in node.attributes:
+def _image_constant(graph: Graph, node: Node, name: str, kind: _ImageView) -> str | None:
+    """Return a constant that is broadcast to a sequence or volume as one for images; None if there is none."""
+    constant = graph.constants[name]
+    if kind is _ImageView.row:
+        return graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
+    if constant.numel() == 1 or operator_of(node).expression(node) is None:
+        return name if constant.dim() <= 1 else graph.add_constant(f"{name}_image", constant.reshape(()))
+    sizes = (1,) * (VOLUME_RANK - constant.dim()) + tuple(constant.shape)
+    if constant.numel() != sizes[1]:
         return None
-    image = node.inputs["x"]
-    return image if len(node.shape) == 3 and graph.shape_of(image) == image_shape(node.shape) else None
+    return graph.add_constant(f"{name}_image", constant.reshape(-1, 1, 1))
 
 
-def _image_attributes(node: Node) -> Attributes | None:
-    """Return the attributes of a node that is applied to images of height 1; None if it cannot be."""
-    a = node.attributes
-    if Concatenate.matches(node) or Slice.matches(node):
-        return {**a, "dimension": _image_dim(a["dimension"])}
-    if Reduce.matches(node):
-        return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
-    operator = operator_of(node)
-    return a if operator.takes_any_rank or operator.expression(node) is not None else None
+def _image(graph: Graph, name: str) -> tuple[str, _ImageView] | None:
+    """Return the image that a value is a sequence or volume of, and how."""
+    node = graph.nodes.get(name)
+    if Permute.matches(node) and node.attributes["order"] == FRAMES_ORDER:
+        before, kinds = graph.nodes.get(node.inputs["x"]), [_ImageView.frames]
+    else:
+        before, kinds = node, [_ImageView.row] if node is None or len(node.shape) == 3 else [_ImageView.depth]
+    if node is None or not Reshape.matches(before) or "order" in before.attributes:
+        return None
+    if len(node.shape) not in (SEQUENCE_RANK, VOLUME_RANK):
+        return None
+    image, (kind,) = before.inputs["x"], kinds
+    return (image, kind) if graph.shape_of(image) == kind.image_shape(node.shape) else None
+
+
+def _image_attributes(node: Node, kind: _ImageView) -> Attributes | None:
+    """Return the attributes of a node that is applied to images; None if it cannot be."""
+    a, operator = node.attributes, operator_of(node)
+    if operator.expression(node) is not None or BatchNorm.matches(node):
+        return a
+    if kind is _ImageView.row:
+        if Concatenate.matches(node) or Slice.matches(node):
+            return {**a, "dimension": _image_dim(a["dimension"])}
+        if Reduce.matches(node):
+            return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
+    return a if operator.takes_any_rank and kind is not _ImageView.frames else None
 
 
 def _image_dim(dim: int) -> int:
     return dim + (dim >= 2)
 
 
+_IMAGE_RANK = 4
 _PAIRS = ("kernel", "stride", "padding", "dilation")
 """Attributes for rows and columns, which change places."""
 

@@ -140,12 +140,11 @@ class _MoveFusion:
             chain = None if name in self.graph.constants else self.chains(name)
             if chain is None or chain.root == name or not self._has_memory(chain.root):
                 continue
-            if (
-                self.forms[chain.root].layout == "nhwc"
-                or self.forms[chain.root].dtype != self.forms[name].dtype
-            ):
+            if self.forms[chain.root].dtype != self.forms[name].dtype:
                 continue
-            changed = in_place(node, role, chain.tensor, step.choice.problem.dtype)
+            changed = in_place(
+                node, role, chain.tensor, self.forms[chain.root].layout, step.choice.problem.dtype
+            )
             node = node if changed is None else changed.with_inputs(**{role: chain.root})
         return node
 

@@ -112,8 +112,11 @@ def _put(order: list[str], *_: Any) -> None:
 
 
 def closed_over() -> nn.Module:
-    """A function that holds the model itself, a bound method in place of `forward`, and a counter in a closure."""
-    count = 0
+    """A function that holds the model itself, a bound method in place of `forward`, and a counter in a closure.
+
+    `forward` and a function that it calls share a variable.
+    """
+    count, times = 0, 2.0
     model = Model(lambda self, x: self.inner(x))
 
     def inner(x: torch.Tensor) -> torch.Tensor:
@@ -122,9 +125,12 @@ def closed_over() -> nn.Module:
         model.kept = x
         return model.first(x)
 
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * times
+
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         self.seen = x
-        return self.run(self, x)
+        return scaled(self.run(self, x)) + times
 
     model.inner = inner  # type: ignore[assignment]
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]

@@ -125,6 +125,10 @@ FORMULAS: dict[str, Formula] = {
     "scaled": lambda q, k, v: (2 * q @ (k * 0.125).mT * 0.7).softmax(-1) @ v,
     "biased": lambda q, k, v: ((q @ k.mT - 1) * 0.25 + MASK).softmax(-1) @ v,
     "filled": lambda q, k, v: (q @ k.mT).masked_fill(MASK < -1, -torch.inf).softmax(-1) @ v,
+    "transposed": lambda q, k, v: (v.mT @ (q @ k.mT * 0.25).softmax(-1).mT).mT,
+    "sums of products": lambda q, k, v: torch.einsum(
+        "bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q * 0.5, k * 0.5).softmax(-1), v
+    ),
     "batched": lambda q, k, v: written(*(one.flatten(0, 1) for one in (q, k, v))).unflatten(0, (-1, HEADS)),
 }
 

@@ -158,6 +158,14 @@ def test_a_convolution_of_pixels_by_itself_stays_in_pytorchs_order(
     torch.testing.assert_close(engine(x), model(x))
 
 
+WEIGHTS = torch.randn(64, generator=torch.Generator().manual_seed(0)) / 8
+
+
+def weights(x: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """Constants in the dtype of x, of which the graph knows after folding only."""
+    return WEIGHTS.to(x.dtype).view(sizes)
+
+
 COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
     "gated half": (lambda x: F.glu(x, 1), (2, 6, 3, 5)),
     "gated half of the last dimension": (F.glu, (2, 3, 2, 8)),
@@ -195,6 +203,25 @@ COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...
         lambda x: torch.einsum("wb,bchw->whb", x.mean((1, 2)).mT.exp(), x), (2, 4, 3, 5),
     ),
     "gate": (lambda x: torch.einsum("bchw, bc -> bchw", x, x.mean((2, 3))), (2, 4, 3, 5)),
+    "frames": (
+        lambda x: F.conv3d(x, weights(x, 4, 2, 1, 2, 4)[..., :3], None, (1, 2, 1), (0, 1, 2)), (2, 2, 3, 5, 4),
+    ),
+    "along frames": (
+        lambda x: F.conv3d(x, weights(x, 8, 2, 4, 1, 1), None, (2, 1, 1), (3, 0, 0), (2, 1, 1), 2).relu(),
+        (2, 4, 5, 3, 2),
+    ),
+    "residual of frames": (
+        lambda x: x + F.silu(F.conv3d(F.conv3d(x, weights(x, 8, 8, 1, 1, 1)), weights(x, 8, 8, 1, 1, 1))),
+        (2, 8, 2, 3, 4),
+    ),
+    "weights of pixels": (lambda x: torch.einsum("bchw,cd->bdhw", x, weights(x, 8, 8)), (2, 8, 3, 4)),
+    "weights of two dimensions": (
+        lambda x: torch.einsum("bkcv,kvw->bcw", x, weights(x, 2, 4, 8)), (2, 2, 3, 4),
+    ),
+    "a matrix in front": (lambda x: weights(x, 8, 8) @ x, (2, 3, 8, 5)),
+    "weights over any dimensions": (
+        lambda x: torch.tensordot(x, weights(x, 4, 2, 8), dims=((2, 1), (0, 1))), (2, 2, 4, 3),
+    ),
     "tiles": (lambda x: x.tile(2, 1, 3), (2, 4, 3, 5)),
     "in the shape of another": (lambda x: (x.flatten(2).softmax(-1).view_as(x) * x).mT, (2, 4, 3, 5)),
 }  # fmt: skip

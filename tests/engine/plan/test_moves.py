@@ -74,6 +74,7 @@ MOVING: dict[str, tuple[Forward, tuple[int, ...], list[int]]] = {
     "expanded": (lambda x: soft(soft(x).unsqueeze(1).expand(-1, 3, -1, -1).reshape(2, 12, 6)), (4, 6), [1]),
     "misaligned": (misaligned, (4, 10), [1, 1, 4]),
     "along rows": (lambda x: soft(torch.cat([soft(x), soft(x + 1)], 1)), (4, 6), [2]),
+    "put together again": (lambda x: soft(torch.cat(soft(x).split([3, 5], -1), -1)), (4, 8), []),
     "returned": (lambda x: soft(x).permute(2, 0, 1), (4, 6), [1]),
 }
 
@@ -88,18 +89,64 @@ def test_pure_movements_are_kernels(name: str) -> None:
     torch.testing.assert_close(engine(x), forward(x))
 
 
-def test_several_dimensions_of_an_image_are_the_same_bytes_in_nhwc() -> None:
-    """Patches of a vision transformer: nothing moves between the convolution and the norm."""
-    plan = planned(
-        lambda x, patches, norm: norm(patches(x).flatten(2).transpose(1, 2)),
-        torch.randn(2, 64, 8, 8),
-        patches=nn.Conv2d(64, 64, 2, 2),
-        norm=nn.LayerNorm(64),
-    )
-    assert not plan.fallbacks and not copies(plan)
-    (step,) = [step for step in plan.steps if step.choice and step.lowered.operation.name == "layer_norm"]  # type: ignore[union-attr]
-    before = [one for one in plan.steps if one.recipe and plan.steps.index(one) < plan.steps.index(step)]
-    assert before[-1].lowered.operation.name == "conv2d"  # type: ignore[union-attr]
+def patches(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    """Tokens as a vision transformer has them."""
+    tokens = last(first(x).flatten(2).transpose(1, 2))
+    return tokens.transpose(1, 2).reshape(2, 16, 2, 8)
+
+
+def heads(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    """Attention between the pixels of an image, which a 1x1 convolution projects."""
+    q, k, v = last(first(x)).chunk(3, 1)
+    q, k, v = (one.reshape(2, 2, 16, 16).transpose(-1, -2) for one in (q, k, v))
+    scores = torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1)
+    return (scores @ v).transpose(-1, -2).reshape(2, 32, 4, 4).sigmoid()
+
+
+def projections(x: torch.Tensor, first: nn.Module, last: nn.ModuleList) -> torch.Tensor:
+    """The same with a convolution for each operand, which become one."""
+    q, k, v = (layer(first(x)).flatten(2) for layer in last)
+    scores = torch.softmax(q.transpose(1, 2) @ k, -1)
+    return (scores @ v.transpose(1, 2)).transpose(1, 2).reshape(2, 16, 4, 4).sigmoid()
+
+
+def largest(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    rows = last(first(x)).flatten(2)
+    return (rows * rows.amax(2, keepdim=True)).view(2, 16, 4, 4)
+
+
+def parts(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+    """A sum of a part of one image and a part of another, as in Res2Net."""
+    one, other = first(x).chunk(2, 1)
+    one = last(one)
+    return torch.cat([one, one + other], 1)
+
+
+IMAGE_ROWS: dict[str, tuple[Forward, nn.Module, list[str]]] = {
+    "patches": (patches, nn.LayerNorm(16), ["conv2d", "layer_norm"]),
+    "heads": (heads, nn.Conv2d(16, 96, 1), ["conv2d", "conv2d", "attention", "pointwise"]),
+    "largest": (largest, nn.Conv2d(16, 16, 1), ["conv2d", "conv2d", "reduce", "pointwise"]),
+    "parts": (parts, nn.Conv2d(8, 8, 3, padding=1), ["conv2d", "conv2d", "pointwise", "copy"]),
+    "projections": (
+        projections,
+        nn.ModuleList([nn.Conv2d(16, 16, 1) for _ in range(3)]),
+        ["conv2d", "conv2d", "attention", "pointwise"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_ROWS)
+def test_rows_of_channels_are_the_bytes_of_an_image_in_nhwc(name: str) -> None:
+    forward, last, expected = IMAGE_ROWS[name]
+    first = nn.Conv2d(8, 16, 2, 2)
+    x = torch.randn(2, 8, 8, 8).to(memory_format=torch.channels_last)
+    plan = planned(forward, x, first=first, last=last)
+    kernels = [step.lowered.operation.name for step in plan.steps if step.lowered]
+    assert kernels == ["convert", *expected, "convert"]
+    model = Model(forward, first=first, last=last).eval()
+    for device in ("cpu", "twin"):
+        engine = escalade.compile(model, x, device=device, dtype="fp32")
+        torch.testing.assert_close(engine(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_single_channels_are_joined_at_once_behind_their_kernels() -> None:
