@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.engine.capture.joint import Loss, capture_step
+from escalade.engine.capture.joint import Loss, ModelWithLoss, capture_step
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
@@ -148,6 +148,8 @@ class TrainingStep:
         settings: StepSettings,
         loss_scale: float | None = None,
     ) -> None:
+        if isinstance(loss, nn.Module) and any(True for _ in (*loss.parameters(), *loss.buffers())):
+            model = ModelWithLoss(model, loss)
         self._model, self._loss, self._optimizer, self._settings = model, loss, optimizer, settings
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}
