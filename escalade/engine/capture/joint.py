@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -28,6 +28,7 @@ from escalade.engine.capture.functional import FunctionalReader, keep_operators_
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
+from escalade.engine.capture.step_fake_tensor import StepFakeTensorMode
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
 
@@ -135,7 +136,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
 
     from escalade.engine.capture.export_context import joint_graph_traced_once
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = StepFakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -153,7 +154,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
             with mode:
                 step.prepare(arguments)
-            with joint_graph_traced_once():
+            with joint_graph_traced_once(), _use_lazy_graph_module(True):
                 module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
@@ -218,7 +219,7 @@ class _Step(nn.Module):
         """Drop the caller's model: PyTorch's tracers keep a step alive until the next garbage collection."""
         del self._step, self._caller_parameters
 
-    def make_fake(self, mode: FakeTensorMode) -> None:
+    def make_fake(self, mode: StepFakeTensorMode) -> None:
         """Register fake tensors in place of the model's parameters and buffers."""
         model = self._step[0].model
         named = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -258,7 +258,8 @@ def test_a_loss_with_modules_of_its_own() -> None:
     model, loss = _linear(), _Realness()
     expected, right = copy.deepcopy((model, loss))
     own, theirs = (
-        torch.optim.SGD([*m.parameters(), one.temperature], 0.1) for m, one in ((model, loss), (expected, right))
+        torch.optim.SGD([*m.parameters(), one.temperature], 0.1)
+        for m, one in ((model, loss), (expected, right))
     )
     step = escalade.training_step(model, loss, own, (torch.randn(4, 6),))
     torch.testing.assert_close(loss.state_dict(), right.state_dict(), rtol=0, atol=0)
