@@ -179,8 +179,10 @@ class _BufferObserver(nn.Module):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        with_loss = isinstance(model, ModelWithLoss)
-        self._functions = (model.model, model.loss) if with_loss else (model, loss)  # no submodules again
+        # In a tuple: submodules would have their parameters registered again.
+        self._functions: tuple[nn.Module, Loss] = (model, loss)
+        if isinstance(model, ModelWithLoss):
+            self._functions = model.model, model.loss
         self.after: dict[str, torch.Tensor] = {}
 
     def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:

@@ -28,7 +28,7 @@ class StepFakeTensorMode(FakeTensorMode):
                 result = rule(*args)
             if result is not None:
                 return result
-        return super()._dispatch_impl(func, types, args, kwargs)  # type: ignore[arg-type]
+        return super()._dispatch_impl(func, types, args, kwargs)
 
 
 def _batch_norm(

@@ -60,8 +60,9 @@ def training_step(
     Args:
         model: The model to train, in training mode.
         loss: Function of the model's result and the remaining arguments of the step. It returns one number, or a tuple
-            of it and further tensors, which are `step.loss_parts` after each call.
-        optimizer: torch.optim's SGD, Adam or AdamW.
+            of it and further tensors, which are `step.loss_parts` after each call. The parameters and buffers of a
+            loss that is a module are part of the step.
+        optimizer: torch.optim's SGD, Adam, AdamW or RMSprop.
         example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
             `loss` takes after the model's result.
         dtype: fp32, tf32, or mixed precision in fp16 or bf16: weights stay fp32, products are as with autocast.

@@ -267,7 +267,7 @@ def test_a_loss_with_modules_of_its_own() -> None:
         x = torch.randn(4, 6)
         with torch.no_grad():  # as by the discriminator's own step
             for one in (loss, right):
-                one.discriminator[0].weight.mul_(0.5)
+                next(one.discriminator.parameters()).mul_(0.5)
         theirs.zero_grad()
         value = right(expected(x))
         value.backward()
