@@ -130,6 +130,35 @@ def adam(
     return _rule(text, ("m", "v", "w") if amsgrad else ("m", "v"), values)
 
 
+def rmsprop(
+    lr: float = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    maximize: bool = False,
+) -> Rule:
+    """`torch.optim.RMSprop`."""
+    gradient = _decayed(_ascending(maximize), weight_decay)
+    text = f"d = {gradient}; s = alpha * v + rest * d * d; "
+    variance, direction, state = "s", "e", ["s"]
+    if centered:
+        text += "f = lerp(a, d, rest); "
+        variance = "s - f * f"
+        state.append("f")
+    text += f"e = d / (sqrt({variance}) + eps); "
+    if momentum > 0:
+        text += "b = momentum * m + e; "
+        direction = "b"
+        state.append("b")
+    values = {
+        "lr": lr, "alpha": alpha, "rest": 1 - alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+    }  # fmt: skip
+    roles = tuple({"s": "v", "f": "a", "b": "m"}[name] for name in state)
+    return _rule(f"{text}{PARAMETER} - lr * {direction}, {', '.join(state)}", roles, values)
+
+
 def _ascending(maximize: bool) -> str:
     return f"-{GRADIENT}" if maximize else GRADIENT
 

@@ -13,12 +13,14 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import nn
+from torch._decomp import decompositions
 from torch._functorch import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import checkpoint
 
 from escalade.engine.capture.muted_logs import muted
 
@@ -86,6 +88,46 @@ def _thread_local(tracer: Any) -> Any:
             return super().getattr(name, value, proxies)
 
     return ThreadLocalTracer
+
+
+@contextmanager
+def ignore_checkpoints() -> Iterator[None]:
+    """Run what `torch.utils.checkpoint` wraps as if it were not wrapped, in this thread.
+
+    A plan decides itself what is computed again. While a step is captured, a second run would be outside of
+    `functional_call`: on the caller's own tensors.
+    """
+    names: Any = checkpoint
+    function, generator = names.CheckpointFunction, names._checkpoint_without_reentrant_generator
+    thread = threading.get_ident()
+
+    class Ignored(function):  # type: ignore[misc, valid-type]
+        @classmethod
+        def apply(cls, run: Callable[..., Any], preserve: bool, *arguments: Any) -> Any:
+            if threading.get_ident() == thread:
+                return run(*arguments)
+            return function.apply(run, preserve, *arguments)
+
+    def ignored(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        return iter((None,)) if threading.get_ident() == thread else generator(*arguments, **keywords)
+
+    names.CheckpointFunction, names._checkpoint_without_reentrant_generator = Ignored, ignored
+    try:
+        yield
+    finally:
+        names.CheckpointFunction, names._checkpoint_without_reentrant_generator = function, generator
+
+
+@contextmanager
+def decompose_lstm() -> Iterator[None]:
+    """Decompose LSTMs on the CPU as on a GPU: oneDNN's layer has no workspace outside of autograd."""
+    names: Any = decompositions
+    original = names.mkldnn_one_layer_lstm
+    names.mkldnn_one_layer_lstm = names.one_layer_lstm
+    try:
+        yield
+    finally:
+        names.mkldnn_one_layer_lstm = original
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -28,12 +28,21 @@ from escalade.engine.capture.functional import FunctionalReader, keep_operators_
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
+from escalade.engine.capture.step_fake_tensor import StepFakeTensorMode
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
 
 Loss = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 SCALE = "scale"
 """Name of the optional graph input that scales the loss before the backward pass."""
+
+
+class ModelWithLoss(nn.Module):
+    """A model, and a loss with parameters or buffers of its own, which are part of the step like the model's."""
+
+    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,20 @@ def capture_step(
     """
     require_module(model)
 
-    from escalade.engine.capture.export_context import export_context, trace_factors
+    from escalade.engine.capture.export_context import (
+        decompose_lstm,
+        export_context,
+        ignore_checkpoints,
+        trace_factors,
+    )
 
     def run() -> Joint:
-        with preserve_global_state(model, autocast=False) as global_state, export_context():
+        with (
+            preserve_global_state(model, autocast=False) as global_state,
+            export_context(),
+            ignore_checkpoints(),
+            decompose_lstm(),
+        ):
             owned = [*model.parameters(), *model.buffers()]  # no copies: tracing replaces them
             model_copy = OriginalModel(model, owned, global_state.named).copy(evaluation=False)
             for module, mode in zip(model_copy.modules(), modes or (), strict=False):
@@ -117,7 +136,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
 
     from escalade.engine.capture.export_context import joint_graph_traced_once
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = StepFakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -135,7 +154,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
             with mode:
                 step.prepare(arguments)
-            with joint_graph_traced_once():
+            with joint_graph_traced_once(), _use_lazy_graph_module(True):
                 module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
@@ -155,15 +174,20 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
 
 
 class _BufferObserver(nn.Module):
-    """Wraps a model to record its buffers after each run."""
+    """Runs a model and its loss, and records the buffers after each run."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model = model
+        # In a tuple: submodules would have their parameters registered again.
+        self._functions: tuple[nn.Module, Loss] = (model, loss)
+        if isinstance(model, ModelWithLoss):
+            self._functions = model.model, model.loss
         self.after: dict[str, torch.Tensor] = {}
 
-    def forward(self, *arguments: torch.Tensor) -> Any:
-        result = self.model(*arguments)
+    def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+        model, loss = self._functions
+        result = loss(model(*inputs), *targets)
         self.after = dict(self.model.named_buffers())
         return result
 
@@ -182,8 +206,8 @@ class _Step(nn.Module):
     ) -> None:
         super().__init__()
         # In a tuple, not a submodule: its parameters would be registered twice.
-        self._step = (_BufferObserver(model), loss, inputs, autocast)
-        self.title = type(model).__name__
+        self._step = (_BufferObserver(model, loss), inputs, autocast)
+        self.title = type(model.model if isinstance(model, ModelWithLoss) else model).__name__
         self.scaled = scaled
         self.parts = 0
         """Tensors that the loss returns besides its own."""
@@ -197,7 +221,7 @@ class _Step(nn.Module):
         """Drop the caller's model: PyTorch's tracers keep a step alive until the next garbage collection."""
         del self._step, self._caller_parameters
 
-    def make_fake(self, mode: FakeTensorMode) -> None:
+    def make_fake(self, mode: StepFakeTensorMode) -> None:
         """Register fake tensors in place of the model's parameters and buffers."""
         model = self._step[0].model
         named = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -229,7 +253,10 @@ class _Step(nn.Module):
             )
         if not loss.requires_grad:
             raise CaptureError(f"the loss depends on no parameter of {self.title}")
-        gradients = torch.autograd.grad(loss, [*wanted.values(), *self._caller_parameters], allow_unused=True)
+        with _CallLog():
+            gradients = torch.autograd.grad(
+                loss, [*wanted.values(), *self._caller_parameters], allow_unused=True
+            )
         self._require_through_model(gradients[len(wanted) :])
         seen: set[int] = set()
         for (own, parameter), gradient in zip(wanted.items(), gradients, strict=False):
@@ -288,7 +315,7 @@ class _Step(nn.Module):
                 )
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        body, loss, inputs, autocast = self._step
+        body, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
         # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it.
         state = {
@@ -301,7 +328,7 @@ class _Step(nn.Module):
             getattr(self, tensor).register_hook(torch.clone)
         targets = arguments[inputs:-1] if self.scaled else arguments[inputs:]
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
-            returned = loss(torch.func.functional_call(body, state, arguments[:inputs]), *targets)
+            returned = torch.func.functional_call(body, state, (arguments[:inputs], targets))
         given: tuple[Any, ...] = returned if isinstance(returned, tuple) and returned else (returned,)
         result, *parts = given
         for one in given:
@@ -326,9 +353,26 @@ class _CallLog(TorchDispatchMode):
         self.calls: list[tuple[Any, ...]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function._schema.is_mutable:
+            _require_fake(function, args, kwargs or {})
         if function.namespace != "prim":  # prim.device: cached by tensors after the first call
             self.calls.append((function, *map(_fingerprint, pytree.tree_leaves((args, kwargs)))))
         return function(*args, **(kwargs or {}))
+
+
+def _require_fake(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse to write to a tensor of the caller's."""
+    for place, argument in enumerate(function._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        for one in pytree.tree_leaves(value):
+            if isinstance(one, torch.Tensor) and not isinstance(one, FakeTensor):
+                raise CaptureError(
+                    f"the model or the loss writes to a tensor of {one.dtype} and shape {list(one.shape)} that is none "
+                    "of the model's buffers, as a BatchNorm does that only the loss uses: register it as a buffer, and "
+                    "pass a loss with modules in it as a torch.nn.Module"
+                )
 
 
 _FINGERPRINT_ELEMENTS = 64

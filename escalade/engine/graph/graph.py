@@ -7,7 +7,7 @@ Capture creates a graph, passes rewrite it, and a plan chooses kernels for it. N
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,6 +118,16 @@ class NodeTable(dict[str, Node]):
     def update(self, nodes: Mapping[str, Node]) -> None:  # type: ignore[override]
         for name, node in nodes.items():
             self[name] = node
+
+    def arrange(self, ordered: Mapping[str, Node]) -> None:
+        """Replace the nodes by these, in this order; the index of readers changes only by those that differ."""
+        for name in self.keys() - ordered.keys():
+            del self[name]
+        for name, node in ordered.items():
+            if self.get(name) is not node:
+                self[name] = node
+        super().clear()
+        super().update(ordered)
 
     def insert_before(self, before: str, node: Node) -> None:
         """Add a node in front of another one; the index of readers only grows by it."""
@@ -300,6 +310,11 @@ class Graph:
     def insert_before(self, before: str, node: Node) -> None:
         assert isinstance(self.nodes, NodeTable)
         self.nodes.insert_before(before, node)
+
+    def arrange(self, nodes: Iterable[Node]) -> None:
+        """Replace the nodes by these, in this order."""
+        assert isinstance(self.nodes, NodeTable)
+        self.nodes.arrange({node.name: node for node in nodes})
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node

@@ -64,7 +64,7 @@ def insert_side_output(graph: Graph, producer: Node, side_output: Node) -> None:
     order = (
         one for old in rest for one in ((producer, side_output) if old.name == producer.name else (old,))
     )
-    graph.nodes = {one.name: one for one in order}
+    graph.arrange(order)
 
 
 def side_outputs_of(producer: Node, graph: Graph) -> list[Node]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.pointwise import Pointwise
@@ -46,17 +47,24 @@ def cast_source(node: Node | None, graph: Graph) -> str | None:
     return source if is_cast and Pointwise().expression(node) == IDENTITY else None
 
 
-def depends_on(value: str, others: Iterable[str], graph: Graph) -> bool:
-    """Return True if a value is one of `others`, or computed from one of them."""
+def depends_on(
+    value: str, others: Iterable[str], graph: Graph, places: Mapping[str, int] = MappingProxyType({})
+) -> bool:
+    """Return True if a value is one of `others`, or computed from one of them.
+
+    With the nodes' `places` in topological order, what is in front of all others is not followed.
+    """
     wanted, seen, pending = set(others), {value}, [value]
+    first = min((places.get(name, 0) for name in wanted), default=0)
     while pending:
         name = pending.pop()
         if name in wanted:
             return True
         node = graph.nodes.get(name)
-        more = set() if node is None else {*node.inputs.values()} - seen
-        seen |= more
-        pending += more
+        for read in () if node is None else node.inputs.values():
+            if read not in seen and places.get(read, first) >= first:
+                seen.add(read)
+                pending.append(read)
     return False
 
 
@@ -75,4 +83,4 @@ def sort_nodes(graph: Graph) -> None:
             pending += [node, *reversed(missing)]
         else:
             ordered[node.name] = node
-    graph.nodes = ordered
+    graph.arrange(ordered.values())

@@ -159,7 +159,7 @@ def fused_candidates(
         hosts = sorted(
             (one for one in _hosts(node, graph) if places[one.name] > early), key=lambda one: places[one.name]
         )
-        host = next((one for one in hosts if _can_wait(waiting, one, graph)), None)
+        host = next((one for one in hosts if _can_wait(waiting, one, graph, places)), None)
         if host is None:
             continue
         at = places[host.name]
@@ -232,9 +232,9 @@ def _hosts(node: Node, graph: Graph) -> Iterator[Node]:
                 yield host
 
 
-def _can_wait(waiting: Collection[Node], host: Node, graph: Graph) -> bool:
+def _can_wait(waiting: Collection[Node], host: Node, graph: Graph, places: Mapping[str, int]) -> bool:
     """Return True if a host can recompute a value for these readers, i.e. depends on none of them."""
-    return bool(waiting) and not depends_on(host.name, [one.name for one in waiting], graph)
+    return bool(waiting) and not depends_on(host.name, [one.name for one in waiting], graph, places)
 
 
 def write_again(graph: Graph, candidate: Candidate) -> None:
@@ -242,7 +242,7 @@ def write_again(graph: Graph, candidate: Candidate) -> None:
     node, host = graph.nodes[candidate.name], graph.nodes[candidate.host]
     places = {one.name: place for place, one in enumerate(graph)}
     _, waiting = _last_readers(node, graph, places)
-    if not _can_wait(waiting, host, graph):
+    if not _can_wait(waiting, host, graph, places):
         return
     fused, buffer = _writing(node, host)
     graph.nodes[host.name] = fused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -30,21 +31,23 @@ class Arena:
 
 def assign_offsets(lifetimes: Iterable[Lifetime]) -> Arena:
     """Place the largest first, each at the lowest offset that is free for its whole lifetime."""
-    placed: list[tuple[int, int, Lifetime]] = []
+    placed: list[tuple[int, int, int, int]] = []
+    """Start and end of each value in bytes, and its first and last step, by start."""
+    values = sorted(lifetimes, key=lambda value: (-value.bytes, value.first, value.name))
+    offsets: dict[str, int] = {}
     total = 0
-    for value in sorted(lifetimes, key=lambda value: (-value.bytes, value.first, value.name)):
+    for value in values:
         size = -(-max(value.bytes, 1) // ALIGNMENT) * ALIGNMENT
-        start = 0
-        for low, high, other in sorted(placed, key=lambda entry: entry[0]):
-            if not value.overlaps(other):
-                continue
-            if start + size <= low:
-                break
-            start = max(start, high)
-        placed.append((start, start + size, value))
+        start, begin, end = 0, value.first, value.last
+        for low, high, first, last in placed:
+            if begin <= last and first <= end:
+                if start + size <= low:
+                    break
+                start = max(start, high)
+        insort(placed, (start, start + size, begin, end))
+        offsets[value.name] = start
         total = max(total, start + size)
-    offsets = {value.name: start for start, _, value in placed}
-    return Arena(offsets, total, tuple(value for *_, value in placed))
+    return Arena(offsets, total, tuple(values))
 
 
 def peak_bytes(lifetimes: Sequence[Lifetime], first: int, last: int) -> int:

@@ -8,7 +8,7 @@ extends another shares its buffer, as in DenseNet, where every layer appends fea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -294,7 +294,7 @@ class _SubbufferAssignment:
         order = [] if name in self.graph.nodes else [copy]
         for node in self.graph:
             order += [node, copy] if node.name == name else [node]
-        self._reorder(order)
+        self.graph.arrange(order)
         return copy.name
 
     def _new_copy(self, name: str, form: Form) -> Node:
@@ -302,9 +302,6 @@ class _SubbufferAssignment:
         self.forms[copy.name] = form
         self._lowering_forms.add(copy.name, form)
         return copy
-
-    def _reorder(self, nodes: Iterable[Node]) -> None:
-        self.graph.nodes = {node.name: node for node in nodes}
 
     def copy_for_refusing_readers(self) -> None:
         """Give readers that do not accept a subbuffer a dense copy of it."""

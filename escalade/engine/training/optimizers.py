@@ -16,7 +16,7 @@ from escalade.device.strides import is_packed, layout_of
 from escalade.errors import UnsupportedError
 from escalade.ops import optimizer_step
 from escalade.ops.expressions import Expression
-from escalade.ops.optimizer_step import GRADIENT, PARAMETER, STEP, Rule, adam, no_progress, sgd
+from escalade.ops.optimizer_step import GRADIENT, PARAMETER, STEP, Rule, adam, no_progress, rmsprop, sgd
 
 Group = Mapping[str, Any]
 Gradients = Mapping[nn.Parameter, torch.Tensor]
@@ -25,6 +25,7 @@ _STATE = {
     torch.optim.SGD: {"m": "momentum_buffer"},
     torch.optim.Adam: _ADAM_STATE,
     torch.optim.AdamW: _ADAM_STATE,
+    torch.optim.RMSprop: {"v": "square_avg", "a": "grad_avg", "m": "momentum_buffer"},
 }
 """PyTorch's names for the state of each optimizer, by the rule's names."""
 _ADAM_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
@@ -32,6 +33,7 @@ _SETTINGS = {
     torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     torch.optim.Adam: _ADAM_SETTINGS,
     torch.optim.AdamW: _ADAM_SETTINGS,
+    torch.optim.RMSprop: ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
 }
 """Settings of a group that determine its rule; a group may have others that the caller added."""
 _COUNT = "step"
@@ -73,6 +75,11 @@ def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
         return sgd(
             float(group["lr"]), group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"],
             group["maximize"],
+        )  # fmt: skip
+    if isinstance(optimizer, torch.optim.RMSprop):
+        return rmsprop(
+            float(group["lr"]), group["alpha"], group["eps"], group["weight_decay"], group["momentum"],
+            group["centered"], group["maximize"],
         )  # fmt: skip
     decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
     betas = float(group["betas"][0]), float(group["betas"][1])
@@ -255,7 +262,7 @@ class ParameterGroup:
         for parameter in self.parameters:
             own, made = self._state_of(parameter), {}
             if not isinstance(self._optimizer, torch.optim.SGD) and _COUNT not in own:
-                on_device = self._group["capturable"] or self._group["fused"]
+                on_device = self._group["capturable"] or self._group.get("fused", False)
                 made[_COUNT] = torch.zeros((), device=parameter.device if on_device else "cpu")
             for name in self._rule.state:
                 if own.get(names[name]) is None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.engine.capture.joint import Loss, capture_step
+from escalade.engine.capture.joint import Loss, ModelWithLoss, capture_step
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
@@ -60,8 +60,9 @@ def training_step(
     Args:
         model: The model to train, in training mode.
         loss: Function of the model's result and the remaining arguments of the step. It returns one number, or a tuple
-            of it and further tensors, which are `step.loss_parts` after each call.
-        optimizer: torch.optim's SGD, Adam or AdamW.
+            of it and further tensors, which are `step.loss_parts` after each call. The parameters and buffers of a
+            loss that is a module are part of the step.
+        optimizer: torch.optim's SGD, Adam, AdamW or RMSprop.
         example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
             `loss` takes after the model's result.
         dtype: fp32, tf32, or mixed precision in fp16 or bf16: weights stay fp32, products are as with autocast.
@@ -148,6 +149,8 @@ class TrainingStep:
         settings: StepSettings,
         loss_scale: float | None = None,
     ) -> None:
+        if isinstance(loss, nn.Module) and any(True for _ in (*loss.parameters(), *loss.buffers())):
+            model = ModelWithLoss(model, loss)
         self._model, self._loss, self._optimizer, self._settings = model, loss, optimizer, settings
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}

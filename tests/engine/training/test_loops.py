@@ -152,6 +152,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], Loss]] = 
     "dropout": (lambda: _linear(nn.Dropout(0.5)), _rows, F.mse_loss),
     "evaluated norm": (_evaluated_norm, _images, F.cross_entropy),
     "checkpoints": (lambda: _Checkpointed(reentrant=False), _rows, F.mse_loss),
+    "reentrant checkpoints": (lambda: _Checkpointed(reentrant=True), _rows, F.mse_loss),
     "blocks of other dtypes": (_Precisions, _rows, F.mse_loss),
     "weight norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))), _rows, F.mse_loss,
@@ -162,6 +163,10 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], Loss]] = 
         lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), _rows, F.mse_loss,
     ),
     "recurrent": (lambda: _Recurrent(), lambda: (torch.randn(4, 3, 6), torch.randn(4, 3)), F.mse_loss),
+    "lstm": (
+        lambda: nn.LSTM(6, 8), lambda: (torch.randn(4, 3, 6), torch.randn(4, 3, 8)),
+        lambda y, target: F.mse_loss(y[0], target),
+    ),
     "attention": (lambda: _Attention(), lambda: (torch.randn(4, 3, 8), torch.randn(4, 3, 8)), F.mse_loss),
 }  # fmt: skip
 
@@ -234,6 +239,42 @@ def test_losses(name: str) -> None:
     torch.manual_seed(0)
     loss, batch = _LOSSES[name]
     follow(_convolutions(), [batch() for _ in range(2)], loss)
+
+
+class _Realness(nn.Module):
+    """A loss with a discriminator, whose batch statistics change, and a trained temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return F.softplus(-self.discriminator(y) * self.temperature).mean()
+
+
+def test_a_loss_with_modules_of_its_own() -> None:
+    torch.manual_seed(0)
+    model, loss = _linear(), _Realness()
+    expected, right = copy.deepcopy((model, loss))
+    own, theirs = (
+        torch.optim.SGD([*m.parameters(), one.temperature], 0.1)
+        for m, one in ((model, loss), (expected, right))
+    )
+    step = escalade.training_step(model, loss, own, (torch.randn(4, 6),))
+    torch.testing.assert_close(loss.state_dict(), right.state_dict(), rtol=0, atol=0)
+    for _ in range(3):
+        x = torch.randn(4, 6)
+        with torch.no_grad():  # as by the discriminator's own step
+            for one in (loss, right):
+                next(one.discriminator.parameters()).mul_(0.5)
+        theirs.zero_grad()
+        value = right(expected(x))
+        value.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x), value.detach())
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    torch.testing.assert_close(loss.state_dict(), right.state_dict())
 
 
 def _decay_groups(model: nn.Module) -> torch.optim.Optimizer:

@@ -116,6 +116,10 @@ def test_losses_scales_and_batches_that_no_step_takes() -> None:
             make(model, F.mse_loss, optimizer, (x, target), loss_scale=scale)
     with pytest.raises(UnsupportedError, match="lazy parameters"):
         make(nn.LazyLinear(3), F.mse_loss, optimizer, (x, target))
+    norm = nn.BatchNorm1d(3)
+    with pytest.raises(EscaladeError, match=r"pass a loss with modules in it as a torch\.nn\.Module"):
+        make(model, lambda y, t: F.mse_loss(norm(y), t), optimizer, (x, target))
+    assert norm.num_batches_tracked == 0
     step = make(model, F.mse_loss, optimizer, (x, target))
     for wrong in (x[:0], x.to_sparse(), x.to("meta")):
         with pytest.raises(UnsupportedError, match="dense tensors"):

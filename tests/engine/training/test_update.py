@@ -181,6 +181,10 @@ def test_every_setting_of_the_optimizers() -> None:
             "amsgrad": (False, True), "weight_decay": (0.0, 0.1), "maximize": (False, True), "betas": ((0.5, 0.9),),
             "lr": (torch.tensor(1e-2),),
         },
+        torch.optim.RMSprop: {
+            "momentum": (0.0, 0.9), "centered": (False, True), "weight_decay": (0.0, 0.1), "maximize": (False, True),
+            "alpha": (0.9,), "eps": (0.1,),
+        },
     }  # fmt: skip
     for kind, options in flags.items():
         pair = Pair(partial(kind, lr=1e-2))

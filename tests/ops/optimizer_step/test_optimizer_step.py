@@ -19,6 +19,7 @@ from escalade.ops.optimizer_step import (
     Rule,
     adam,
     no_progress,
+    rmsprop,
     sgd,
 )
 
@@ -41,6 +42,12 @@ def adamw(lr: float = 1e-3, weight_decay: float = 1e-2, **further: Any) -> Rule:
         (adam, torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "eps": 1e-3, "maximize": True}),
         (adamw, torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
         (adamw, torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
+        (rmsprop, torch.optim.RMSprop, {"lr": 0.1}),
+        (
+            rmsprop,
+            torch.optim.RMSprop,
+            {"lr": 0.1, "momentum": 0.9, "centered": True, "maximize": True, "eps": 1e-3},
+        ),
     ],
 )
 def test_a_rule_is_pytorchs_optimiser(rule: Any, optimizer: Any, settings: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from escalade.device.recipe import Ints
 from escalade.ops.base.grid import ceil_div
@@ -98,7 +98,7 @@ class PixelPhase:
     def taps(self) -> int:
         return self.rows.taps * self.columns.taps
 
-    @property
+    @cached_property
     def convolution(self) -> Conv2dProblem:
         """Convolution of dy with the filter of this phase, with symmetric padding and without a residual."""
         f = self.forward
@@ -157,7 +157,7 @@ class PixelPhase:
         f = self.forward
         return *f.stride, self.rows.offset, self.columns.offset, f.height, f.width
 
-    @property
+    @cached_property
     def windows(self) -> Windows:
         """Windows of dy that the pixels read, with exact padding."""
         f, rows, columns = self.forward, self.rows, self.columns
@@ -201,6 +201,7 @@ def wgmma_conv(phase: PixelPhase, mask: bool) -> WgmmaConv:
     )
 
 
+@lru_cache(maxsize=64)  # estimates ask for the phases of one problem once per config
 def pixel_phases(forward: Conv2dProblem) -> tuple[PixelPhase, ...]:
     f = forward
     rows = axes(f.height, f.output_height, f.filter_height, f.stride[0], f.padding[0], f.dilation[0])
