@@ -14,12 +14,13 @@ from torch import nn
 import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import KEPT
-from escalade.engine.passes import fuse, quantize
+from escalade.engine.passes import optimize, quantize
 from escalade.engine.passes.calibrate import BINS, METHODS, Histogram, histograms
 from escalade.engine.passes.sensitivity import agreement
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
 
+pytestmark = pytest.mark.usefixtures("all_in_8_bits")
 CPU = torch.device("cpu")
 
 
@@ -116,7 +117,7 @@ def test_bias_correction_removes_the_mean_error_of_weights(
 ) -> None:
     """The mean of each filter's result before the activation matches fp32, except for the border and activations."""
     graph = capture(network, (batches[0],))
-    fused = fuse(graph, "int8")
+    fused = optimize(graph, "int8")
     found = histograms(fused, batches, CPU)
     assert found["conv2d"].channel_means == pytest.approx(
         torch.cat([torch.relu(network.stem(x)) for x in batches]).mean((0, 2, 3)).tolist(), rel=1e-4
