@@ -297,6 +297,10 @@ class Engine(torch.nn.Module):
                 "this engine does not know the names of its weights: it comes from a file of an earlier version, or "
                 "its model's state dict has more than tensors. Load the weights into the model and compile it again"
             )
+        if not isinstance(state_dict, Mapping):
+            raise UnsupportedError(
+                f"the state dict is of type {type(state_dict).__name__}; pass weights by name, as model.state_dict()"
+            )
         missing = [name for name in shapes if name not in state_dict]
         unexpected = [name for name in state_dict if name not in shapes]
         wanted = dict(shapes) if strict else {name: shapes[name] for name in shapes if name in state_dict}

@@ -48,7 +48,7 @@ class _Window:
         """Return the results of windows that begin before the padding behind an image of this size."""
         counts = zip(image, self.before, self.strides, strict=True)
         kept = [slice(-(-(size + before) // stride)) for size, before, stride in counts]
-        return y[(..., *kept)]
+        return y[(slice(None), slice(None), *kept)]
 
     @property
     def is_symmetric(self) -> bool:
