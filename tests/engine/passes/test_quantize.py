@@ -150,6 +150,18 @@ def test_values_between_convolutions_are_stored_in_bytes(dtype: str, network: nn
 
 @all_in_8_bits
 @each_dtype
+def test_plans_of_channels_last_images_convert_nothing(dtype: str, network: nn.Module) -> None:
+    x = torch.randn(2, 3, 12, 12)
+    model = nn.Sequential(network.stem, network.blocks)
+    engine = compile(model, x, dtype=dtype, device="cpu", calibration=batches())
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert [step.node.op for step in engine.plan(last).steps] == ["stem", *["conv2d"] * 4]
+    found = engine(last)
+    assert torch.equal(found, engine(x)) and found.is_contiguous(memory_format=torch.channels_last)
+
+
+@all_in_8_bits
+@each_dtype
 def test_explain_shows_quantized_steps(dtype: str, network: nn.Module) -> None:
     x = torch.randn(1, 3, 12, 12)
     engine = compile(network, x, dtype=dtype, device="cpu", calibration=batches())
