@@ -391,7 +391,7 @@ def test_the_report_lists_quantized_and_kept_layers(
     with torch.no_grad():
         assert difference(engine(x), network(x)) < TOLERANCE[dtype]
     for changed, match in (
-        ({"keep": {"fp16": ["nothing"]}}, "no layer"),
+        ({"keep": {"fp16": ["nothing"]}}, "not a layer"),
         ({"keep": {"fp32": ["stem"]}}, "stay in 16 bits"),
         ({"keep": {"fp16": "stem"}}, "stay in 16 bits"),
         ({"calibration_method": "best"}, "pass one of"),
