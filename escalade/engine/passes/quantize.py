@@ -208,7 +208,7 @@ class _Quantization:
             )
             graph.nodes[name] = wide.with_attributes(groups=filters + more_filters) if is_depthwise else wide
 
-    def _select(self, plain: Graph, padded: Collection[Collection[str]]) -> None:
+    def _select(self, plain: Graph, padded: Collection[frozenset[str]]) -> None:
         """Choose the layers to quantize, and the values to store in bytes."""
         graph = self.graph
         self.quantized = {node.name for node in graph if self._is_quantizable(node)}
@@ -216,7 +216,7 @@ class _Quantization:
             self.quantized = self._fastest(plain, padded, self.estimates)
         self.in_bytes = self._stored_in_bytes()
 
-    def _fastest(self, plain: Graph, padded: Collection[Collection[str]], estimates: Estimates) -> set[str]:
+    def _fastest(self, plain: Graph, padded: Collection[frozenset[str]], estimates: Estimates) -> set[str]:
         """Return the layers that take less time in 8 bits."""
         graph = self.graph
         writers = [node.name for node in graph if self._is_scalable_stem(node) and node.name in self.ranges]
