@@ -56,6 +56,14 @@ def replace(path: pathlib.Path, contents: bytes) -> None:
         _replace(target, contents)
 
 
+def as_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a caller's path; raises FileError if it is none."""
+    try:
+        return pathlib.Path(path)
+    except TypeError as error:
+        raise FileError(f"{path!r} is not a valid path: {error}") from error
+
+
 def require_writable_file(path: pathlib.Path) -> None:
     """Raise FileError unless a file can be written at `path`. Call it before the work whose results go there."""
     with _as_file_error(path):

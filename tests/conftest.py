@@ -21,6 +21,7 @@ import torch.fx.config
 
 from escalade import subprocesses
 from escalade.device.twin import building
+from escalade.engine.passes import quantize
 from escalade.errors import EscaladeError
 from escalade.ops.choose.choice import estimated
 from tests.support import Sample, of_the_day
@@ -181,3 +182,9 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 @pytest.fixture
 def cuda() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def all_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantize every layer that kernels support, also where 16 bits are faster: the networks of tests are small."""
+    monkeypatch.setattr(quantize, "fastest_layers", lambda *given: {*given[4]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,9 +69,7 @@ class Calibration:
     def apply(self, graph: Graph, fused: Graph, dtype: str, device: torch.device) -> None:
         """Give a captured graph the ranges of its fused form, with those that the model carries."""
         kept = [layer for layers in self.keep.values() for layer in layers]
-        for layer in kept:
-            if not any(comes_from(node, [layer]) for node in fused):
-                raise UnsupportedError(f"keep names {layer!r}, which is not a layer that the engine computes")
+        _require_layers(kept, fused, "keep")
         batches: list[list[torch.Tensor]] = []
         if isinstance(self.batches, str | os.PathLike):
             graph.ranges, graph.means = read_ranges(self.batches, fused, dtype)
@@ -107,6 +104,12 @@ class Calibration:
         graph.ranges = {**graph.ranges, **{KEPT + layer: 0.0 for layer in kept}}
 
 
+def _require_layers(names: Iterable[str], fused: Graph, where: str) -> None:
+    for name in names:
+        if not any(comes_from(node, [name]) for node in fused):
+            raise UnsupportedError(f"{where} names {name!r}, which is not a layer that the engine computes")
+
+
 def require_carried_ranges(graph: Graph, dtype: str) -> None:
     """Refuse a model without calibration, unless it quantizes values itself."""
     if not any(FakeQuantize.matches(node) for node in graph):
@@ -128,7 +131,7 @@ def write_ranges(path: str | os.PathLike[str], captured: Graph, fused: Graph, dt
     ]  # fmt: skip
     kept = sorted(name.removeprefix(KEPT) for name in captured.ranges if name.startswith(KEPT))
     contents = {"format": RANGES_FORMAT, "version": 1, "dtype": dtype, "kept": kept, "values": values}
-    files.replace(pathlib.Path(path), (json.dumps(contents, indent=1) + "\n").encode())
+    files.replace(files.as_path(path), (json.dumps(contents, indent=1) + "\n").encode())
 
 
 def read_ranges(
@@ -136,7 +139,10 @@ def read_ranges(
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
     """Return the ranges and channel means in a file that `write_ranges` wrote, for the values of a fused graph."""
     try:
-        text = (files.read(pathlib.Path(path)) or b"").decode()
+        given = files.read(files.as_path(path))
+        if given is None:
+            raise UnsupportedError(f"{path} does not exist; write it with engine.save_ranges")
+        text = given.decode()
         contents = parsing.parse_unique(text)
         found = parsing.parse_dataclass(_RangesFile, contents)
         values = [parsing.parse_dataclass(_Value, value) for value in found.values]
@@ -153,11 +159,20 @@ def read_ranges(
     for value in values:
         if not is_real(value.range) or value.range < 0 or not all(map(is_real, value.means)):
             raise UnsupportedError(f"{path}: the range of {value.name} is not a number >= 0")
+    if len({value.name for value in values}) < len(values):
+        raise UnsupportedError(f"{path} has a value twice; write it with engine.save_ranges")
+    channels = {node.name: node.shape[1] for node in fused if len(node.shape) == 4}
+    for value in values:
+        if value.means and len(value.means) != channels.get(value.name, len(value.means)):
+            raise UnsupportedError(
+                f"{path} has {len(value.means)} means of {value.name}, which has {channels[value.name]} channels"
+            )
     unknown = sorted({value.name for value in values} - {node.name for node in fused})
     if unknown:
         raise UnsupportedError(
             f"{path} has a range for {unknown[0]}, which this network does not have; compile with calibration=batches"
         )
+    _require_layers(found.kept, fused, str(path))
     ranges = {value.name: value.range for value in values} | {KEPT + layer: 0.0 for layer in found.kept}
     return ranges, {value.name: tuple(value.means) for value in values if value.means}
 

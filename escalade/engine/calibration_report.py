@@ -8,10 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from escalade.engine.graph.graph import Graph
+from escalade.engine.passes.estimates import Estimates
+from escalade.engine.passes.quantize import quantize_convolutions
+from escalade.ops.base.card import Card
 from escalade.terminal_text import as_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+ASSUMED_BATCH = 32
+"""Batch size of a report before the first plan."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +86,12 @@ def _figure(value: float | None, pattern: str) -> str:
     return "" if value is None or math.isinf(value) else pattern.format(value)
 
 
-def report(captured: Graph, optimized: Graph, dtype: str) -> CalibrationReport:
-    """Return the report of a graph that was optimized for a quantized dtype."""
+def report(captured: Graph, optimized: Graph, dtype: str, batch: int, card: Card) -> CalibrationReport:
+    """Return the report of an optimized graph, quantized for a batch size on a card."""
+    quantized = optimized.at(batch)
+    quantize_convolutions(quantized, dtype, Estimates(card))
     layers = []
-    for node in optimized:
-        if node.name not in optimized.ranges:
-            continue
+    for node in (quantized.nodes[node.name] for node in optimized if node.name in optimized.ranges):
         seen = captured.calibrated.get(node.name)
         layers.append(
             CalibratedLayer(

@@ -21,7 +21,7 @@ from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.networks import Shapes
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
-from escalade.engine.passes import fuse
+from escalade.engine.passes import optimize
 from escalade.engine.passes.calibrate import transfer_ranges
 from escalade.engine.programs import ModelFile, module_of, of_program, read_model
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
@@ -269,7 +269,7 @@ class _GraphProvider:
 
     def _fuse(self, graph: Graph) -> Graph:
         with own_arithmetic("fp32", self._tensor_device):
-            return fuse(graph, self._dtype)
+            return optimize(graph, self._dtype)
 
 
 def load(

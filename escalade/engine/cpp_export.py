@@ -94,6 +94,8 @@ def export(
 ) -> pathlib.Path:
     """Write plans for one card, and the runtime that runs them, into a folder; returns the path of the plans."""
     assert card.architecture is not None, "plans for the twin are not exported"
+    target = files.as_path(folder)
+    files.require_writable_folder(target)
     constants = _Constants(dtype)
     programs: dict[Program, int] = {}
     written = [_PlanWriter(plan, constants, programs).data() for plan in plans]
@@ -114,8 +116,6 @@ def export(
     for each in written:
         body.extend(each)
     header = MAGIC + struct.pack("<IIQ", VERSION, zlib.crc32(body), len(body))
-    target = pathlib.Path(folder)
-    files.require_writable_folder(target)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(SOURCES.iterdir()):
         files.replace(target / source.name, source.read_bytes())

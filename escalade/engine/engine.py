@@ -22,7 +22,7 @@ from escalade.device.nvrtc import add_bundled
 from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts
 from escalade.engine.cached_plan import GuardedPlan
 from escalade.engine.calibration import write_ranges
-from escalade.engine.calibration_report import CalibrationReport, report
+from escalade.engine.calibration_report import ASSUMED_BATCH, CalibrationReport, report
 from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
@@ -297,6 +297,10 @@ class Engine(torch.nn.Module):
                 "this engine does not know the names of its weights: it comes from a file of an earlier version, or "
                 "its model's state dict has more than tensors. Load the weights into the model and compile it again"
             )
+        if not isinstance(state_dict, Mapping):
+            raise UnsupportedError(
+                f"the state dict is of type {type(state_dict).__name__}; pass weights by name, as model.state_dict()"
+            )
         missing = [name for name in shapes if name not in state_dict]
         unexpected = [name for name in state_dict if name not in shapes]
         wanted = dict(shapes) if strict else {name: shapes[name] for name in shapes if name in state_dict}
@@ -336,10 +340,15 @@ class Engine(torch.nn.Module):
         return explain_plan(plan, device=self._settings.where)
 
     def calibration_report(self) -> CalibrationReport:
-        """Describe the range that calibration chose for each layer, how much of it saturates, and the error."""
+        """Describe the range that calibration chose for each layer, how much of it saturates, and the error.
+
+        Its dtypes are those of the plan used last; before the first plan, those for a batch of 32.
+        """
         if self.dtype not in QUANTIZED:
             raise UnsupportedError(f"the engine's dtype is {self.dtype}; only int8 and fp8 are calibrated")
-        return report(self._captured, self._plans.networks.first.optimized("nchw"), self.dtype)
+        optimized, plan = self._plans.networks.first.optimized("nchw"), self._plans.latest()
+        batch = ASSUMED_BATCH if plan is None else plan.batch
+        return report(self._captured, optimized, self.dtype, batch, Card.of(self._settings.device))
 
     def save_ranges(self, path: Any) -> None:
         """Write the ranges of an int8 or fp8 engine as JSON, for `compile(..., calibration=path)`."""

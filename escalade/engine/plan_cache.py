@@ -353,12 +353,9 @@ class PlanCache:
             )
 
     def _image_layout(self, formats: Iterable[InputFormat]) -> str:
-        """Return the layout a plan reads images in: `nhwc` if all of them are channels_last (results are then, too).
-
-        Always `nchw` for quantized dtypes, whose ranges were calibrated on that plan.
-        """
+        """Return the layout a plan reads images in: `nhwc` if all of them are channels_last (results are then, too)."""
         layouts = {each.layout for each in formats} - {"flat"}
-        fused = self._settings.fusion is FusionLevel.fused and self._settings.dtype not in QUANTIZED
+        fused = self._settings.fusion is FusionLevel.fused
         return "nhwc" if layouts == {"nhwc"} and fused else "nchw"
 
     def build_artifacts(self, kernels: bool | str | Sequence[str]) -> AotArtifacts:

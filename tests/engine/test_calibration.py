@@ -14,12 +14,13 @@ from torch import nn
 import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import KEPT
-from escalade.engine.passes import fuse, quantize
+from escalade.engine.passes import optimize, quantize
 from escalade.engine.passes.calibrate import BINS, METHODS, Histogram, histograms
 from escalade.engine.passes.sensitivity import agreement
-from escalade.errors import UnsupportedError
+from escalade.errors import EscaladeError, UnsupportedError
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
 
+pytestmark = pytest.mark.usefixtures("all_in_8_bits")
 CPU = torch.device("cpu")
 
 
@@ -116,7 +117,7 @@ def test_bias_correction_removes_the_mean_error_of_weights(
 ) -> None:
     """The mean of each filter's result before the activation matches fp32, except for the border and activations."""
     graph = capture(network, (batches[0],))
-    fused = fuse(graph, "int8")
+    fused = optimize(graph, "int8")
     found = histograms(fused, batches, CPU)
     assert found["conv2d"].channel_means == pytest.approx(
         torch.cat([torch.relu(network.stem(x)) for x in batches]).mean((0, 2, 3)).tolist(), rel=1e-4
@@ -195,8 +196,13 @@ def test_ranges_in_a_file(network: Network, batches: list[torch.Tensor], tmp_pat
     refused("has ranges for int8, not for fp8", dtype="fp8")
     refused("which this network does not have", values=[{**first, "name": "other"}])
     refused("is not a number >= 0", values=[{**first, "range": -1.0}])
-    with pytest.raises(UnsupportedError, match="holds no ranges"):
+    refused("has a value twice", values=[first, first])
+    refused("has 1 means of", values=[{**first, "means": [1.0]}])
+    refused("names 'none', which is not a layer", kept=["none"])
+    with pytest.raises(UnsupportedError, match="does not exist"):
         compiled(network, tmp_path / "missing.json")
+    with pytest.raises(EscaladeError, match="None is not a valid path"):
+        engine.save_ranges(None)
 
 
 def test_progress_is_shown_on_stderr(

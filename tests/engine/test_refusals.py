@@ -70,6 +70,12 @@ def with_weights(value: float) -> nn.Module:
         ((X,), {"device": ""}, "device '': engines run on cuda, cpu or twin"),
         ((X,), {"dtype": "fp8", "calibration": 5}, "calibration is of type int"),
         ((X,), {"dtype": "fp8", "calibration": ["a"]}, "a calibration batch is of type str"),
+        ((X,), {"dtype": "fp8", "calibration": [X.to("meta")]}, "a calibration batch is on the meta device"),
+        (
+            (X,),
+            {"dtype": "int8", "calibration": [X.to_sparse()]},
+            "a calibration batch is a tensor in layout sparse",
+        ),
     ],
 )
 def test_compile_refuses_unsupported_arguments(

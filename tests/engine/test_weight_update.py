@@ -166,6 +166,8 @@ def test_unreplaceable_weights_are_refused_and_nothing_changes(tmp_path: pathlib
     )
     refused("was the same tensor as another weight", matrix=torch.ones(12, 12))
     refused("assign=True", lambda: engine.load_state_dict(state, assign=True))
+    for other in (None, [1]):
+        refused(f"of type {type(other).__name__}", lambda other=other: engine.load_state_dict(other))
     twice = copy.copy(engine)
     refused("shares its weights with a copy", engine.refresh)
     assert torch.equal(twice(X), before)

@@ -92,6 +92,8 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
     yield from both("Where", [_X > 0, _X, _POSITIVE])
     for op in ("Max", "Min", "Sum", "Mean"):
         yield from both(op, [_X, _POSITIVE, _X[:, :, ::-1].copy()])
+    yield from both("Where", [_X > 0], [np.float32(1), np.float32(0)])
+    yield from _quantizations(at(19, _NEWEST))
     yield from both("Clip", _X, [np.float32(-0.5), np.float32(0.25)])
     yield from both("Clip", _X, [None, np.float32(0.25)])
     yield from both("Cast", _X, to=7)
@@ -108,6 +110,13 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
         "ConvTranspose", _X, [transposed, bias], strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]
     )
     yield from both("ConvTranspose", _X, [transposed], strides=[2, 2], pads=[0, 1, 1, 0])
+    for automatic in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        yield from both("ConvTranspose", _X, [transposed], strides=[2, 2], auto_pad=automatic)
+    for automatic in ("SAME_UPPER", "SAME_LOWER"):
+        yield from both(
+            "ConvTranspose", _X, [transposed], strides=[2, 2], auto_pad=automatic, output_shape=[12, 10]
+        )
+    yield from both("MaxPool", kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1], ceil_mode=1)
     for ceil in (0, 1):
         yield from both("MaxPool", kernel_shape=[3, 2], strides=[2, 2], ceil_mode=ceil)
         yield from both("AveragePool", kernel_shape=[3, 2], strides=[2, 2], ceil_mode=ceil)
@@ -128,6 +137,7 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
     yield from both("InstanceNormalization", _X, channels, epsilon=1e-3)
     yield from later("GroupNormalization", _X, channels, num_groups=2)
     yield from at(_MIDDLE, _NEWEST)("LayerNormalization", _X, [_floats(6, 5), _floats(6, 5)], axis=2)
+    yield from at(_MIDDLE, _NEWEST)("LayerNormalization", _X, [_floats(1), _floats(6, 1)], axis=2)
     yield from both("LpNormalization", axis=1, p=2)
     yield from both("MatMul", [_X, _floats(5, 3)])
     yield from both("Gemm", [_V], [_floats(7, 5), _floats(7)], transB=1)
@@ -169,8 +179,11 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
     yield from both("Tile", _V, [_ints(2, 3)])
     yield from both("Pad", _X, [_ints(0, 0, 1, 2, 0, 1, 0, 3), np.float32(0.5)])
     yield from new("Pad", _X, [_ints(1, 2), None, _ints(3)])
-    for mode in ("reflect", "edge"):
-        yield from both("Pad", _X, [_ints(0, 0, 1, 2, 0, 0, 0, 3)], mode=mode)
+    yield from both("Pad", _X, [_ints(0, 0, 1, 1, 0, 0, 1, 1), _floats(1)])
+    for mode in ("reflect", "edge", "wrap"):
+        for pads in ((0, 0, 1, 2, 0, 0, 0, 3), (0, 0, 0, 2, 0, 0, 0, 3), (1, 2, 0, 0, 0, 1, 2, 0)):
+            yield from at(19, _NEWEST)("Pad", _X, [_ints(*pads)], mode=mode)
+        yield from at(19, _NEWEST)("Pad", _V, [_ints(1, 2, 0, 3)], mode=mode)
     for mode in ("DCR", "CRD"):
         yield from both("DepthToSpace", blocksize=2, mode=mode)
     yield from both("SpaceToDepth", _X[..., :4], blocksize=2)
@@ -189,6 +202,17 @@ def _cases() -> Iterator[tuple[str, int, list[Any], list[Any], dict[str, Any], i
     corners = {"coordinate_transformation_mode": "align_corners"}
     yield from both("Resize", _X, [None, None, _ints(2, 4, 9, 7)], mode="linear", **corners)
     yield from new("Resize", _X, [None, np.array([2, 2], np.float32)], mode="linear", axes=[2, 3], **half)
+
+
+def _quantizations(both: Callable[..., Iterator[Any]]) -> Iterator[Any]:
+    for codes in (np.int8, np.uint8):
+        zeros = (_floats(4) * 3 + 9).astype(codes)
+        yield from both("QuantizeLinear", _X, [np.float32(0.03), codes(3)])
+        yield from both("QuantizeLinear", _X, [np.abs(_floats(4)), zeros], axis=1)
+        yield from both("DequantizeLinear", (_X * 20).astype(codes), [np.float32(0.03), codes(3)])
+        yield from both("DequantizeLinear", (_X * 20).astype(codes), [np.abs(_floats(4)), zeros], axis=1)
+    yield from both("QuantizeLinear", _X, [np.float32(0.03)])
+    yield from both("DequantizeLinear", _ints(7, -9).astype(np.int32), [np.float32(0.03)])
 
 
 def _write(path: pathlib.Path, case: tuple[str, int, list[Any], list[Any], dict[str, Any], int]) -> Any:
@@ -245,6 +269,44 @@ def test_every_operator_matches_onnx(tmp_path: pathlib.Path) -> None:
         "Shape",
         "Size",
     }
+
+
+@pytest.mark.usefixtures("all_in_8_bits")
+def test_quantized_networks_keep_their_scales(tmp_path: pathlib.Path) -> None:
+    """As other tools write them: values and weights behind a quantization and its inverse."""
+    from onnx.reference import ReferenceEvaluator
+
+    make, scale, path = onnx.helper.make_node, np.float32(0.05), tmp_path / "quantized.onnx"
+    weights = {
+        "s": scale, "z": np.int8(0), "b": _ints(*range(-8, 8)).astype(np.int32), "bs": scale,
+        "w": (_floats(16, 16, 3, 3) * 40).clip(-127, 127).astype(np.int8),
+        "ws": np.abs(_floats(16)) / 500 + np.float32(1e-3), "wz": np.zeros(16, np.int8),
+    }  # fmt: skip
+    nodes = [
+        make("DequantizeLinear", ["w", "ws", "wz"], ["dw"], axis=0),
+        make("DequantizeLinear", ["b", "bs"], ["db"]),
+        *(
+            node
+            for x, y in (("x", "y"), ("y", "r"))
+            for node in (
+                make("QuantizeLinear", [x, "s", "z"], [f"q{x}"]),
+                make("DequantizeLinear", [f"q{x}", "s", "z"], [f"d{x}"]),
+                make("Conv", [f"d{x}", "dw", "db"], [y], pads=[1, 1, 1, 1]),
+            )
+        ),
+    ]
+    x = np.random.default_rng(0).standard_normal((2, 16, 9, 9)).astype(np.float32)
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)
+    held = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    outputs = [onnx.helper.make_empty_tensor_value_info("r")]
+    graph = onnx.helper.make_graph(nodes, "quantized", [info], outputs, held)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _NEWEST)]), path)
+    (expected,) = ReferenceEvaluator(str(path)).run(None, {"x": x})
+    engine = compile(read_onnx(path).module, torch.from_numpy(x), dtype="int8", device="cpu")
+    layers = [step.node for step in engine.plan(torch.from_numpy(x)).steps if step.node.op == "conv2d"]
+    assert [layer.attributes["quantized"] for layer in layers] == ["int8", "int8"]
+    difference = engine(torch.from_numpy(x)).numpy() - expected
+    assert np.linalg.norm(difference) < 0.01 * np.linalg.norm(expected)
 
 
 def test_local_response_norm_sums_over_neighboring_channels(tmp_path: pathlib.Path) -> None:

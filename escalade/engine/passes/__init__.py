@@ -69,17 +69,6 @@ class FusionLevel(StrEnum):
     """All fusions: BatchNorm folding, epilogues, prologues and more."""
 
 
-def optimize(
-    graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw"
-) -> Graph:
-    """Return the graph to plan for this dtype and this layout of input images."""
-    graph = fuse(graph, dtype, fusion, images)
-    if dtype in QUANTIZED:
-        quantize_convolutions(graph, dtype)
-        graph.remove_dead_code()
-    return graph
-
-
 def for_batch(
     graph: Graph,
     dtype: str,
@@ -92,13 +81,16 @@ def for_batch(
     graph = graph.at(batch)
     drop_empty(graph)
     if fusion is FusionLevel.fused:
+        estimates = Estimates(card, avoid)
         with graph.device:  # for new constants
+            if dtype in QUANTIZED:
+                quantize_convolutions(graph, dtype, estimates)
+                graph.remove_dead_code()
             fuse_squeeze_excite(graph, dtype)  # before linear layers fuse its mean
             fuse_pooled_linear(graph, dtype)
             fuse_small_mlp(graph)
             fuse_residuals(graph)
             fuse_operands(graph)
-            estimates = Estimates(card, avoid)
             keep_nchw(graph, dtype, estimates)
             hoist_pools(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
@@ -184,8 +176,13 @@ def optimize_step(
     return graph
 
 
-def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw") -> Graph:
-    """Return the fused graph before quantization; ranges are measured on it."""
+def optimize(
+    graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw"
+) -> Graph:
+    """Return the graph to plan for this dtype and this layout of input images.
+
+    Ranges of quantized dtypes are measured on it.
+    """
     graph = replace(graph.copy(), images=images)
     graph.remove_dead_code()
     home = graph.device

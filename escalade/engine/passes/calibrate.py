@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import KEPT, Batch, CalibratedValue, Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
@@ -172,6 +173,9 @@ def checked_batches(
             raise UnsupportedError(
                 f"calibration batch of {counted(len(inputs), 'tensor')}; the model takes {len(graph.inputs)}"
             )
+        require_dense(inputs, "a calibration batch is", "pass dense tensors")
+        if any(tensor.is_meta for tensor in inputs):
+            raise UnsupportedError("a calibration batch is on the meta device; pass tensors with data")
         seen += 1
         yield [tensor.to(device) for tensor in inputs]
     if not seen:

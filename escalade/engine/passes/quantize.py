@@ -16,19 +16,23 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.graph import KEPT, Graph, Node, fixed_shape
+from escalade.engine.graph.graph import KEPT, Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import activation_of, with_activation, with_channels
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Quantize
 from escalade.engine.nodes.pools import AdaptiveAvgPool2d
 from escalade.engine.nodes.stem import Stem
+from escalade.engine.passes.estimates import Estimates
+from escalade.engine.passes.precision import fastest_layers
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.quantized_input import CHANNEL_UNIT
 
-SMALLEST_SCALE = 2.0**-40  # scale of values that were all zero
+SMALLEST_SCALE = 2.0**-100  # scale of values that were all zero
+SMALLEST_HALF, LARGEST_HALF = 2.0**-8, 2.0**15
+"""Bounds of a stem's scaled weights in 16 bits; those up to 64 times smaller than the lower one keep all their bits."""
 
 GRID_SAMPLE = 16
 """Number of weights per filter that are tested against each possible step before all are."""
@@ -41,18 +45,16 @@ MOST_PADDING = 1.5
 MOST_TAPS = 49
 """Taps of a depthwise filter that is quantized: windows of larger ones may not fit into shared memory."""
 
-# Times per image in ns on an H200, to weigh what quantization saves against the steps that only quantize values.
-NS_PER_PRODUCT = 1.5e-6  # saved: 650 TFLOP/s in fp16, 1300 in 8 bits
-NS_PER_BYTE = 1 / 4200  # of memory traffic
-NS_PER_LAUNCH = 2000 / 32  # at batch 32
 
+def quantize_convolutions(
+    graph: Graph, dtype: str, estimates: Estimates | None = None, only: Collection[str] | None = None
+) -> None:
+    """Quantize convolutions that kernels support, and store values that only such convolutions read in bytes.
 
-def quantize_convolutions(graph: Graph, dtype: str, only: Collection[str] | None = None) -> None:
-    """Quantize every convolution that kernels support, and store values in bytes that only such convolutions read.
-
-    A graph without ranges is unchanged. `only` names the convolutions to quantize, whether or not that is faster.
+    With `estimates`, for a graph with fixed sizes, those that are faster in 8 bits. `only` names the convolutions to
+    quantize. A graph without ranges is left as it is.
     """
-    _Quantization(graph, graph.ranges, dtype, only).apply()
+    _Quantization(graph, graph.ranges, dtype, estimates, only).apply()
 
 
 def quantized_weights(node: Node) -> dict[str, str]:
@@ -122,6 +124,7 @@ class _Quantization:
     graph: Graph
     ranges: Mapping[str, float]
     dtype: str
+    estimates: Estimates | None = None
     only: Collection[str] | None = None
     copies: dict[str, str] = field(default_factory=dict)
     """Quantized copy of each value that other nodes read in 16 bits."""
@@ -133,7 +136,7 @@ class _Quantization:
         while True:
             for values in padded:
                 self._pad(values)
-            self._select()
+            self._select(plain, padded)
             rejected = [values for values in padded if not self._layers_of(values) <= self.quantized]
             if not rejected or self.only is not None:
                 break
@@ -205,20 +208,21 @@ class _Quantization:
             )
             graph.nodes[name] = wide.with_attributes(groups=filters + more_filters) if is_depthwise else wide
 
-    def _select(self) -> None:
+    def _select(self, plain: Graph, padded: Collection[frozenset[str]]) -> None:
         """Choose the layers to quantize, and the values to store in bytes."""
         graph = self.graph
         self.quantized = {node.name for node in graph if self._is_quantizable(node)}
+        if self.estimates is not None:
+            self.quantized = self._fastest(plain, padded, self.estimates)
         self.in_bytes = self._stored_in_bytes()
-        worthwhile = {
-            name
-            for chain in self._chains()
-            if self.only is not None or self._saved_ns(chain) >= 0
-            for name in chain
-        }
-        if worthwhile != self.quantized:
-            self.quantized = worthwhile
-            self.in_bytes = self._stored_in_bytes()
+
+    def _fastest(self, plain: Graph, padded: Collection[frozenset[str]], estimates: Estimates) -> set[str]:
+        """Return the layers that take less time in 8 bits."""
+        graph = self.graph
+        writers = [node.name for node in graph if self._is_scalable_stem(node) and node.name in self.ranges]
+        flexible = [node.name for node in graph if self._reads_bytes(node)]
+        joined = [self._layers_of(values) for values in padded]
+        return fastest_layers(graph, plain, self.dtype, estimates, self.quantized, writers, flexible, joined)
 
     def _scale(self, value: str) -> float:
         return max(self.ranges[value] / LARGEST[self.dtype], SMALLEST_SCALE)
@@ -250,38 +254,6 @@ class _Quantization:
             and self._is_only_read_in_bytes(node)
         }
 
-    def _chains(self) -> list[set[str]]:
-        """Return the quantized layers in sets that read each other's results, or the same values."""
-        chains: list[tuple[set[str], set[str]]] = []
-        for name in (node.name for node in self.graph if node.name in self.quantized):
-            layers, values = {name}, {name, *_values(self.graph.nodes[name]).values()}
-            joined = [chain for chain in chains if chain[1] & values]
-            for chain in joined:
-                layers, values = layers | chain[0], values | chain[1]
-                chains.remove(chain)
-            chains.append((layers, values))
-        return [layers for layers, _ in chains]
-
-    def _saved_ns(self, layers: set[str]) -> float:
-        """Estimate the time per image that a chain of quantized layers saves, less that of quantizing its inputs."""
-        saved, copied = 0.0, set()
-        for node in (self.graph.nodes[name] for name in layers):
-            for role in quantized_weights(node):
-                _, channels, *taps = self.graph.constants[node.inputs[role]].shape
-                if node.attributes["groups"] == 1:  # depthwise layers have no faster products
-                    saved += NS_PER_PRODUCT * self._elements(node.name) * channels * math.prod(taps)
-            for value in _values(node).values():
-                saved += NS_PER_BYTE * self._elements(value)  # one byte less per element is read
-                if value in self.in_bytes:
-                    saved += NS_PER_BYTE * self._elements(value)  # and written
-                else:
-                    copied.add(value)
-        return saved - sum(NS_PER_LAUNCH + 3 * NS_PER_BYTE * self._elements(value) for value in copied)
-
-    def _elements(self, value: str) -> int:
-        """Return the elements of a value per item of a batch."""
-        return math.prod(fixed_shape(self.graph.shape_of(value), 1))
-
     def _is_scalable_stem(self, node: Node) -> bool:
         return Stem.matches(node) and self.only is None
 
@@ -300,9 +272,15 @@ class _Quantization:
         return isinstance(channels, int) and channels % CHANNEL_UNIT == 0
 
     def _store_stem_in_bytes(self, node: Node) -> None:
-        """Scale the result: by weights and bias, or in another activation than ReLU."""
+        """Scale the result: by weights and bias, or after another activation than ReLU.
+
+        Weights and biases that would leave the normal numbers of 16 bits are not scaled either.
+        """
         factor, stored = 1 / self._scale(node.name), node.with_attributes(store=self.dtype)
-        if node.attributes.get("activation"):
+        weight, bias = (
+            float(self.graph.constants[node.inputs[role]].abs().max()) * factor for role in ("weight", "bias")
+        )
+        if node.attributes.get("activation") or weight < SMALLEST_HALF or max(weight, bias) > LARGEST_HALF:
             scaled = Expression.parse(f"y * {factor!r}").substitute({"y": activation_of(node)})
             self.graph.nodes[node.name] = with_activation(stored, scaled)
             return

@@ -88,7 +88,7 @@ class Sensitivity:
 
     def _quantized(self, ranges: Mapping[str, float], only: Sequence[str] | None = None) -> Graph:
         graph = replace(self._fused.copy(), ranges=ranges)
-        quantize_convolutions(graph, self._dtype, only)
+        quantize_convolutions(graph, self._dtype, only=only)
         graph.remove_dead_code()
         return graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator as python
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -112,7 +113,7 @@ def _extremum(node: OnnxNode, inputs: Sequence[Any]) -> Any:
 def _where(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     if all_on_host(inputs):
         return on_host(lambda condition, x, y: x if condition else y, *inputs)
-    like = next(value for value in inputs[1:] if isinstance(value, torch.Tensor))
+    like = next((value for value in inputs[1:] if isinstance(value, torch.Tensor)), inputs[0])
     condition, x, y = (as_tensor(value, like) for value in inputs)
     return torch.where(condition, x, y)
 
@@ -169,6 +170,50 @@ def _identity(node: OnnxNode, inputs: Sequence[Any]) -> Any:
             not given(inputs, 2), "training mode is not supported; export the model in evaluation mode"
         )
     return inputs[0]
+
+
+_QUANTIZED = (torch.int8, torch.uint8)
+
+
+@operator("QuantizeLinear")
+def _quantize(node: OnnxNode, inputs: Sequence[Any]) -> Any:
+    x, scale, zero = inputs[0], inputs[1], given(inputs, 2)
+    node.require_defaults(block_size=0, saturate=1)
+    dtype = node.types.get(2) or dtype_of(node.get("output_dtype", 0)) or torch.uint8
+    node.require(dtype in _QUANTIZED, f"{dtype} is not supported, only int8 and uint8")
+    bounds = torch.iinfo(dtype)
+    if isinstance(scale, float) and not isinstance(zero, torch.Tensor):
+        return _decomposed().quantize_per_tensor(x, scale, zero or 0, bounds.min, bounds.max, dtype)
+    codes = torch.round(x / _along(node, scale, x)) + (0 if zero is None else _along(node, zero, x))
+    return codes.clamp(bounds.min, bounds.max).to(dtype)
+
+
+@operator("DequantizeLinear")
+def _dequantize(node: OnnxNode, inputs: Sequence[Any]) -> Any:
+    x, scale, zero = inputs[0], inputs[1], given(inputs, 2)
+    node.require_defaults(block_size=0)
+    if isinstance(x, torch.Tensor) and x.dtype in _QUANTIZED and isinstance(scale, float):
+        bounds = torch.iinfo(x.dtype)
+        return _decomposed().dequantize_per_tensor(x, scale, zero or 0, bounds.min, bounds.max, x.dtype)
+    codes = torch.as_tensor(x).to(scale.dtype if isinstance(scale, torch.Tensor) else torch.float32)
+    codes = codes if zero is None else codes - _along(node, zero, codes)
+    return codes * _along(node, scale, codes)
+
+
+def _decomposed() -> Any:
+    """Return the operators of PyTorch's quantization tools, from which engines take ranges."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")  # which registers them
+    return torch.ops.quantized_decomposed
+
+
+def _along(node: OnnxNode, values: Any, x: torch.Tensor) -> Any:
+    """Return numbers per slice of the node's axis, shaped to broadcast with x."""
+    if not isinstance(values, list | torch.Tensor):
+        return values
+    shape = [1] * x.dim()
+    if x.dim():
+        shape[node.get("axis", 1) % x.dim()] = -1
+    return torch.as_tensor(values, device=x.device).reshape(shape)
 
 
 _DTYPES = {

@@ -34,11 +34,21 @@ class _Window:
                     x.shape[2:], self.strides, self.kernel, self.dilations, strict=True
                 )
             ]
-            smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
-            self.before, self.after = (smaller, larger) if automatic == "SAME_UPPER" else (larger, smaller)
+            self.split(totals, more_behind=automatic == "SAME_UPPER")
         else:
             pads = list(node.get("pads", [0] * 2 * rank)) if automatic == "NOTSET" else [0] * 2 * rank
             self.before, self.after = pads[:rank], pads[rank:]
+
+    def split(self, totals: Sequence[int], *, more_behind: bool) -> None:
+        """Pad by `totals`, half before and half after each dimension."""
+        smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        self.before, self.after = (smaller, larger) if more_behind else (larger, smaller)
+
+    def without_padding_alone(self, y: torch.Tensor, image: Sequence[int]) -> torch.Tensor:
+        """Return the results of windows that begin before the padding behind an image of this size."""
+        counts = zip(image, self.before, self.strides, strict=True)
+        kept = [slice(-(-(size + before) // stride)) for size, before, stride in counts]
+        return y[(slice(None), slice(None), *kept)]
 
     @property
     def is_symmetric(self) -> bool:
@@ -65,13 +75,29 @@ def _convolution(node: OnnxNode, inputs: Sequence[Any]) -> Any:
 @operator("ConvTranspose")
 def _transposed_convolution(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     x, weight, bias = inputs[0], inputs[1], given(inputs, 2)
-    node.require("output_shape" not in node.attributes, "output_shape is not supported; export with pads")
-    node.require_defaults(auto_pad="NOTSET")
     window = _Window(node, x, weight.shape[2:])
     rank = x.dim() - 2
     convolve: Callable[..., torch.Tensor] = _TRANSPOSED[rank]
-    padding = window.before if window.is_symmetric else [0] * rank
     extra, groups = list(node.get("output_padding", [0] * rank)), node.get("group", 1)
+    automatic, sizes = node.get("auto_pad", "NOTSET"), node.get("output_shape", None)
+    if automatic.startswith("SAME") and sizes is None:
+        sizes = [size * stride for size, stride in zip(x.shape[2:], window.strides, strict=True)]
+    if sizes is not None:
+        totals = [
+            stride * (size - 1) + more + (width - 1) * dilation + 1 - wanted
+            for size, stride, more, width, dilation, wanted in zip(
+                x.shape[2:],
+                window.strides,
+                extra,
+                window.kernel,
+                window.dilations,
+                sizes[-rank:],
+                strict=True,
+            )
+        ]
+        node.require(min(totals) >= 0, f"{sizes} results are more than the filters reach")
+        window.split(totals, more_behind=automatic == "SAME_UPPER")
+    padding = window.before if window.is_symmetric else [0] * rank
     y = convolve(x, weight, bias, window.strides, padding, extra, groups, window.dilations)
     return y if window.is_symmetric else F.pad(y, [-amount for amount in window.amounts])
 
@@ -80,7 +106,7 @@ def _transposed_convolution(node: OnnxNode, inputs: Sequence[Any]) -> Any:
 def _max_pool(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     node.require(node.outputs == 1, "indices are not computed")
     x = inputs[0]
-    window = _Window(node, x, node.attributes["kernel_shape"])
+    window, image = _Window(node, x, node.attributes["kernel_shape"]), x.shape[2:]
     padding = window.before
     if not window.is_symmetric or any(
         2 * pad > width for pad, width in zip(padding, window.kernel, strict=True)
@@ -88,7 +114,8 @@ def _max_pool(node: OnnxNode, inputs: Sequence[Any]) -> Any:
         x, padding = F.pad(x, window.amounts, value=float("-inf")), [0] * len(padding)
     pool: Callable[..., torch.Tensor] = _MAX_POOLS[x.dim() - 2]
     ceil = bool(node.get("ceil_mode", 0))
-    return pool(x, window.kernel, window.strides, padding, window.dilations, ceil)
+    y = pool(x, window.kernel, window.strides, padding, window.dilations, ceil)
+    return window.without_padding_alone(y, image) if ceil else y
 
 
 @operator("AveragePool")
@@ -145,7 +172,12 @@ def _layer_norm(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     node.require(node.outputs == 1, "mean and standard deviation are not computed")
     x = inputs[0]
     axis = node.get("axis", -1) % x.dim()
-    return F.layer_norm(x, list(x.shape[axis:]), inputs[1], given(inputs, 2), node.get("epsilon", 1e-5))
+    shape = list(x.shape[axis:])
+    weight, bias = (
+        each if each is None or list(each.shape) == shape else each.expand(shape)
+        for each in (as_tensor(inputs[1], x), given(inputs, 2))
+    )
+    return F.layer_norm(x, shape, weight, bias, node.get("epsilon", 1e-5))
 
 
 @operator("LRN")

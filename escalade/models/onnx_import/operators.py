@@ -40,6 +40,8 @@ class OnnxNode:
     """Attributes as Python values; tensors as PyTorch's."""
     constants: Mapping[int, Any]
     """Host copies of the inputs that are constants of few elements, by position."""
+    types: Mapping[int, torch.dtype]
+    """Dtypes of the inputs that are constants, by position."""
     outputs: int
     """Number of results up to the last one that is used."""
     batch: int | None = None

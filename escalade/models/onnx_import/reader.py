@@ -158,8 +158,13 @@ class _Reader:
             for position, each in enumerate(node.input)
             if each in self._constants and self._constants[each].numel() <= _HOST_ELEMENTS
         }
+        types = {
+            position: self._constants[each].dtype
+            for position, each in enumerate(node.input)
+            if each in self._constants
+        }
         onnx_node = OnnxNode(
-            node.op_type, name, attributes, constants, used[-1] + 1 if used else 1, self._batch
+            node.op_type, name, attributes, constants, types, used[-1] + 1 if used else 1, self._batch
         )
         target = self._register(OnnxLayer(onnx_node), name)
         result = self._fx.call_module(target, tuple(self._value(each) for each in node.input))

@@ -216,11 +216,28 @@ def _pad(node: OnnxNode, inputs: Sequence[Any]) -> Any:
     node.require(mode is not None, f"mode {node.get('mode', '')!r} is not supported")
     by_axis = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
     amounts = [amount for axis in reversed(range(x.dim())) for amount in by_axis.get(axis, (0, 0))]
-    while mode != "constant" and len(amounts) > 2 and not any(amounts[-2:]):
-        amounts = amounts[:-2]  # PyTorch's other modes pad the last dimensions only
     if mode == "constant":
-        return F.pad(x, amounts, value=node.host(inputs, 2, 0))
-    return F.pad(x, amounts, mode=str(mode))
+        value = node.host(inputs, 2, 0)
+        return F.pad(x, amounts, value=value[0] if isinstance(value, list) else value)
+    if x.dim() in (3, 4, 5) and not any(amounts[-4:]) and min(amounts) >= 0:
+        return F.pad(x, amounts[:-4], mode=str(mode))
+    for axis, (before, after) in by_axis.items():
+        if before or after:
+            indices = [
+                _reflected(at, x.shape[axis], str(mode)) for at in range(-before, x.shape[axis] + after)
+            ]
+            x = x.index_select(axis, torch.tensor(indices, device=x.device))
+    return x
+
+
+def _reflected(at: int, size: int, mode: str) -> int:
+    """Return the index that an index from outside of a dimension repeats."""
+    if mode == "replicate":
+        return min(max(at, 0), size - 1)
+    if mode == "circular":
+        return at % size
+    period = max(2 * (size - 1), 1)
+    return min(at % period, period - at % period) if size > 1 else 0
 
 
 @operator("DepthToSpace")

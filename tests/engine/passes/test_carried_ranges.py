@@ -14,6 +14,7 @@ from escalade.engine.nodes.convert import FakeQuantize
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import STORAGE
 
+pytestmark = pytest.mark.usefixtures("all_in_8_bits")
 OPS = torch.ops.quantized_decomposed
 CODES = (-128, 127, torch.int8)
 
