@@ -356,6 +356,7 @@ def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:
     assert refused.exit_code and "fp8 is for ResNets" in str(refused.exception)
 
 
+@pytest.mark.usefixtures("all_in_8_bits")  # the images are so small that 16 bits are faster
 def test_an_engine_in_fp8_is_calibrated_and_has_no_peers() -> None:
     tiny = WORKLOADS["resnet18"]
     known = {"torch-eager": registry.RESNETS["torch-eager"]}
