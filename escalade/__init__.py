@@ -21,8 +21,11 @@ def __getattr__(name: str) -> Any:
     """Import public names on first use: compiler processes and `--help` do not need PyTorch."""
     import importlib
 
-    if name == "ops":
-        return importlib.import_module("escalade.ops")
-    if name in __all__:
-        return getattr(importlib.import_module("escalade.engine"), name)
+    from escalade.terminal_text import preserved_random_state
+
+    with preserved_random_state():
+        if name == "ops":
+            return importlib.import_module("escalade.ops")
+        if name in __all__:
+            return getattr(importlib.import_module("escalade.engine"), name)
     raise AttributeError(f"module 'escalade' has no attribute {name!r}")

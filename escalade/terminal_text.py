@@ -17,7 +17,7 @@ _LOG_WIDTH = 200
 
 
 @contextlib.contextmanager
-def rich_import() -> Iterator[None]:
+def preserved_random_state() -> Iterator[None]:
     """Restore Python's random generator: importing Rich draws a number, and the caller may have set a seed."""
     state = random.getstate()
     try:
@@ -28,7 +28,7 @@ def rich_import() -> Iterator[None]:
 
 def as_text(renderable: ConsoleRenderable) -> str:
     """Return what Rich would print, as wide as the terminal."""
-    with rich_import():
+    with preserved_random_state():
         from rich.console import Console
 
         text = io.StringIO()

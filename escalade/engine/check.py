@@ -308,14 +308,8 @@ def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[
     assert kind is not None, f"{operator.name} is never saved"
     for role, value in inputs.items():
         _require_dimensions(role, _role(kind, role), value)
+    expected = _expected_sizes(operator, node, inputs, declared.sizes)
     found = {role: value.sizes for role, value in inputs.items()} | {RESULT: declared.sizes}
-    expected = dict(operator.sizes(found, node.attributes))
-    if RESULT not in expected:
-        expected[RESULT] = _computed_sizes(operator, node, inputs)
-    for role in inputs:
-        along = _role(kind, role).along
-        if along is not None:
-            expected[role] = (expected[RESULT][along],)
     for role, sizes in found.items():
         if expected.get(role, sizes) != sizes:
             raise SizeError(f"{role} has shape {list(sizes)}; expected {list(expected[role])}")
@@ -331,6 +325,23 @@ def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[
     if kind.floating and not first.is_floating:
         raise SizeError(f"it takes floating-point inputs, not {dtype}")
     _require_result(declared, _Spec(declared.sizes, dtype))
+
+
+def _expected_sizes(
+    operator: Operator, node: Node, inputs: Mapping[str, _Spec], result: Sizes
+) -> dict[str, Sizes]:
+    """Return the shapes that the result and some of the inputs must have, given those they have."""
+    kind = operator.signature
+    assert kind is not None, f"{operator.name} is never saved"
+    found = {role: value.sizes for role, value in inputs.items()} | {RESULT: result}
+    expected = dict(operator.sizes(found, node.attributes))
+    if RESULT not in expected:
+        expected[RESULT] = _computed_sizes(operator, node, inputs)
+    for role in inputs:
+        along = _role(kind, role).along
+        if along is not None:
+            expected[role] = (expected[RESULT][along],)
+    return expected
 
 
 def _computed_sizes(operator: Operator, node: Node, inputs: Mapping[str, _Spec]) -> Sizes:

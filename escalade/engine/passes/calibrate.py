@@ -16,7 +16,7 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import LARGEST, STORAGE, stored_as
-from escalade.terminal_text import counted, rich_import
+from escalade.terminal_text import counted, preserved_random_state
 
 BINS = 2048
 PERCENTILE = 0.9999
@@ -186,7 +186,7 @@ def tracked(items: Iterable[Any], what: str, total: int | None, progress: bool) 
     """Return the items, with a progress bar on stderr if `progress` is set."""
     if not progress:
         return items
-    with rich_import():
+    with preserved_random_state():
         from rich.console import Console
         from rich.progress import track
     return track(items, what, total, console=Console(stderr=True), transient=True)

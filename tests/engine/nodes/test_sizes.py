@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escalade.engine import check
 from escalade.engine.capture.export import capture
 from escalade.engine.check import check_graph
 from escalade.engine.graph.aten import OperatorError
@@ -26,8 +28,11 @@ def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
 
 def same_as_pytorch(op: str, attributes: dict[str, Any], **sizes: tuple[int, ...]) -> None:
     """Both return the same sizes, or neither returns any."""
+    node, inputs = Node("n", op, {}, attributes, (), "float32"), {}
+    for role, size in sizes.items():
+        inputs[role] = check._Spec(size, torch.float32)
     try:
-        expected = BY_NAME[op].sizes({**sizes, RESULT: ()}, attributes)
+        expected = check._expected_sizes(BY_NAME[op], node, inputs, ())
         shape = (
             expected[RESULT]
             if all(expected.get(role, size) == size for role, size in sizes.items())
@@ -36,7 +41,7 @@ def same_as_pytorch(op: str, attributes: dict[str, Any], **sizes: tuple[int, ...
     except SizeError:
         shape = None
     tensors = {role: torch.zeros(size) for role, size in sizes.items()}
-    node = Node("n", op, {}, attributes, shape or (), "float32")
+    node = replace(node, shape=shape or ())
     if shape is None:
         with pytest.raises(OperatorError):
             compute(node, tensors, torch.device("cpu"))
