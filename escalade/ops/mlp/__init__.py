@@ -118,11 +118,10 @@ def _plan(
 
     row = problem(1)  # the number of rows may be symbolic during tracing
     check_parameters(row, layers, x, parameters)
-    batch, _ = rows.sizes(x)
     return CallPlan(
         MLP,
         lambda: x.new_empty(x.shape[:-1], dtype=torch.float32) if error else rows.empty_like(x, row.outputs),
-        lambda: problem(batch) if batch else None,
+        lambda: problem(batch) if (batch := rows.sizes(x)[0]) else None,
         names=tuple(row.sizes),
     )
 
