@@ -118,12 +118,11 @@ def _plan(
         raise UnsupportedError(
             f"grad_y has rows of {grad_y.shape[-1]}, but {layers} returns rows of {row.outputs}"
         )
-    batch, _ = rows.sizes(x)
     size = row.parameter_elements + (x.numel() if input_gradient else 0)
     return CallPlan(
         MLP_BACKWARD,
         lambda: x.new_empty(size, dtype=torch.float32),
-        lambda: problem(batch) if batch else None,
+        lambda: problem(batch) if (batch := rows.sizes(x)[0]) else None,
         fill=torch.zero_,
         names=tuple(row.sizes),
     )
