@@ -38,6 +38,7 @@ _MLP = {"parameters": [torch.ones(8, 8)], "layers": "8-8"}
 RIGHT: dict[str, Arguments] = {
     "adaptive_avg_pool2d": {**_X, "output": 2},
     "add": _images("x", "residual"),
+    "attention": {name: torch.ones(1, 2, 5, 16) for name in "qkv"} | {"bias": torch.ones(5, 5), "scale": 0.5},
     "avg_pool2d": {**_X, **_POOL},
     "avg_pool2d_backward": {**_images("gradient"), "size": (12, 12), **_POOL},
     "batch_norm": {**_X, **_AFFINE, **_channels("running_mean", "running_var")},
