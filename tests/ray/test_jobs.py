@@ -59,6 +59,7 @@ def written(part: pathlib.Path) -> tuple[int, int]:
     return part.stat().st_ino, part.stat().st_mtime_ns
 
 
+@pytest.mark.share(2)  # minutes on two cores: every process of Ray imports PyTorch
 def test_a_killed_worker_loses_no_image_and_repeats_none(
     address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_killed_worker_loses_no_image_and_repeats_none(
         Job([str(images)], str(results), Network.read(network), top=2, shard=SHARD)
 
 
+@pytest.mark.share(2)  # minutes on two cores: every process of Ray imports PyTorch
 def test_a_killed_driver_is_restarted_and_continues(
     address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
