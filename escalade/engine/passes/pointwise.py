@@ -72,7 +72,9 @@ def read_parts(graph: Graph) -> None:
             continue
         joined = Pointwise.joined(node, expression, node.inputs, graph)
         if isinstance(joined, Node):
-            graph.nodes[node.name] = joined
+            # Layouts are assigned by now: readers expect the result in that of the node.
+            layout = {"layout": node.attributes["layout"]} if "layout" in node.attributes else {}
+            graph.nodes[node.name] = joined.with_attributes(**layout)
 
 
 def _is_part(graph: Graph, name: str) -> bool:

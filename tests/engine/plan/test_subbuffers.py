@@ -238,6 +238,9 @@ def test_functions_of_elements_read_parts_where_they_are() -> None:
     agree(Model(gated), (16, 8, 8), "twin")
     odd = Model(lambda x: (lambda y: F.max_pool2d(y[:, :7].sin() * y[:, 7:14], 2))(F.max_pool2d(x, 2)))
     agree(odd, (14, 8, 8), "twin")
+    # The result of a softmax over columns stays in PyTorch's order, and so does what is computed from it.
+    rows = Model(lambda x: (lambda y: torch.cat([y, torch.relu(y)[:, :, :1]], 2))(torch.softmax(x, 3)))
+    agree(rows, (5, 6, 12), "twin")
 
 
 class Joined(nn.Module):
