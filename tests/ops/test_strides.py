@@ -19,10 +19,11 @@ from tests.ops.misuse import RIGHT
 from tests.strides import cases
 
 IN_ANY_ORDER = {
-    "add", "mse_loss", "optimizer_step", "pointwise", "pointwise_loss", "pointwise_loss_with_gradient", "quantise",
-    "relu", "relu_",
+    "add", "attention", "mse_loss", "optimizer_step", "pointwise", "pointwise_loss", "pointwise_loss_with_gradient",
+    "quantise", "relu", "relu_",
 }  # fmt: skip
-"""Pointwise operators, which kernels compute in memory order: compared by their results."""
+"""Pointwise operators, which kernels compute in memory order, and those that read strided tensors in place: compared by
+their results."""
 WRITES = ("relu_", "optimizer_step")
 """Operators that write to their arguments, and may refuse gaps or overlapping elements."""
 _SMALL = 7
