@@ -1,4 +1,4 @@
-"""How PyTorch finds the backend, installed or not."""
+"""PyTorch finds the backend, installed or not."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Verdict:
     call: Mapping[str, float]
     """Ratios of wall-clock times of a call."""
     wrong: Sequence[str]
-    """What failed or computed something wrong: lost, whatever its time."""
+    """Systems that failed or computed something wrong: lost, whatever its time."""
     records: Sequence[Record]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How calls find their plan, which plans are kept, and that calls do not wait for each other."""
+"""Calls find their plan, which plans are kept, and that calls do not wait for each other."""
 
 from __future__ import annotations
 

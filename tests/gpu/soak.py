@@ -170,7 +170,7 @@ class Soak:
     samples: list[Sample] = field(default_factory=list)
     scarce: threading.Event = field(default_factory=threading.Event)
     shortages: int = 0
-    """How often memory was withheld so far: a phase may begin and end during one call."""
+    """Number of times that memory was withheld so far: a phase may begin and end during one call."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def work(self, seed: int) -> None:

@@ -236,7 +236,7 @@ def keep_sequences_as_images(graph: Graph) -> None:
 
 
 class _ImageView(StrEnum):
-    """How a sequence or volume is a view of an image."""
+    """View of a sequence or volume as an image."""
 
     row = "row"
     """A sequence is one row of pixels."""

@@ -153,7 +153,7 @@ def standardized_resnet(
 
 
 def siamese(m: Scope, x: Tensor, width: int = 32, features: int = 128) -> tuple[Tensor, Tensor]:
-    """How alike the two images of a pair are: one network for both, and their distance (Koch et al., 2015)."""
+    """Similarity of the two images of a pair are: one network for both, and their distance (Koch et al., 2015)."""
 
     def network(m: Scope, x: Tensor) -> Tensor:
         x = m.basic_block(m.basic_block(m.unit(x, width, 7, 2), 2 * width, 2), 4 * width, 2)
