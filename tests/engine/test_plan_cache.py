@@ -1,4 +1,4 @@
-"""Calls find their plan, which plans are kept, and that calls do not wait for each other."""
+"""Calls find their plan, the right plans are kept, and calls do not wait for each other."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def packer(layout: str) -> Packer:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Results of an operator for one kind of arguments, and the problem that computes it."""
+    """Results of an operator for one kind of arguments, and the problem that computes them."""
 
     operation: Operation[Any]
     make_results: Callable[[], torch.Tensor | Mapping[str, torch.Tensor]]
