@@ -125,8 +125,8 @@ def _random(shape: Sequence[Dimension], dtype: str, generator: torch.Generator) 
     sizes = [2 * size.times if isinstance(size, Batch) else size for size in shape]
     kind = getattr(torch, dtype)
     if kind.is_floating_point:
-        return torch.rand(sizes, generator=generator).to(kind)
-    return torch.randint(0, 2, sizes, generator=generator).to(kind)
+        return torch.rand(sizes, generator=generator, device="cpu").to(kind)
+    return torch.randint(0, 2, sizes, generator=generator, device="cpu").to(kind)
 
 
 def _swapped(tensor: torch.Tensor, times: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[nn.Module, torch.Tensor]:
             f"{printable(folder / CONFIG)} names no network: timm's has the key architecture, transformers' the key "
             "architectures"
         )
-    return model.eval(), torch.randn(1, *item, generator=torch.Generator().manual_seed(0))
+    return model.eval(), torch.randn(1, *item, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 def _from_timm(folder: pathlib.Path, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...]]:

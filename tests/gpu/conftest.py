@@ -26,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("much memory"))
 
 
+@pytest.fixture(autouse=True)
+def _gives_memory_back() -> Iterator[None]:
+    """PyTorch would keep it from the other workers: a float64 reference takes gigabytes."""
+    yield
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def much_memory(
     tmp_path_factory: pytest.TempPathFactory, cuda: torch.device

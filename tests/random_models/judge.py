@@ -7,7 +7,7 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -106,7 +106,9 @@ def check(
     start = "cpu" if text.on_host else home
     model = copy.deepcopy(case.model).to(start)
     state = copy.deepcopy(model.state_dict())
-    engine = escalade.compile(model, _placed(first, start), dtype=dtype, device=device)
+    # The caller's default device must not matter; only a model captured on the host may rely on it.
+    with nullcontext() if text.on_host else torch.device("meta"):
+        engine = escalade.compile(model, _placed(first, start), dtype=dtype, device=device)
     results = _call(engine, case, first, "first call", home)
     kept = [each.clone() for each in tensors(results)]
     _call(engine, case, text.draw(batches[0], 1), "other data", home)

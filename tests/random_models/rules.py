@@ -375,7 +375,7 @@ def contraction(d: Draft) -> str:
     columns = d.buffer(f"torch.randn(4, {last}) * {last**-0.5:.4f}")
     return d.one((
         f"{x}.movedim(1, -1) @ {weight}", f"torch.einsum('bc{rest},cd->bd{rest}', {x}, {weight})",
-        f"torch.tensordot({x}, {weight}, dims=((1,), (0,)))", f"{columns} @ {x}.mT",
+        f"torch.tensordot({x}, {weight}.to({x}.dtype), dims=((1,), (0,)))", f"{columns} @ {x}.mT",
     ))  # fmt: skip
 
 

@@ -108,7 +108,10 @@ def _recognized(graph: Graph, node: Node) -> Node | None:
     if scores is None or len(scores.product.shape) < 3:
         return None
     q, transposed = _factors(scores.product)
-    found = _scale_and_bias(graph, scores)
+    with torch.device(
+        "cpu"
+    ):  # where `_Scores.evaluate` has its constants; that of new constants is the graph's
+        found = _scale_and_bias(graph, scores)
     if q is None or transposed is None or found is None:
         return None
     scale, bias = found

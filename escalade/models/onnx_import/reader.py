@@ -270,7 +270,7 @@ class _Reader:
         generator = torch.Generator().manual_seed(0)
         if not dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype)  # type: ignore[arg-type]
-        return torch.randn(shape, generator=generator).to(dtype)  # type: ignore[arg-type]
+        return torch.randn(shape, generator=generator, device="cpu").to(dtype)  # type: ignore[arg-type]
 
 
 def _default_size(size: int | None, position: int, rank: int) -> int | None:

@@ -13,6 +13,7 @@ from torch import nn
 from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat
+from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.attention import Attention
 from escalade.engine.nodes.signature import SizeError
 from escalade.engine.passes import for_batch, optimize
@@ -246,6 +247,14 @@ def test_a_bias_gets_new_weights() -> None:
     model.bias.normal_(0, 3)
     engine.refresh()
     assert relative_error(engine(x), model.double()(x.double())) < ALLOWED["fp32"]
+
+
+@torch.no_grad()
+def test_it_is_recognized_in_graphs_of_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tensors are on the device of the graph unless a pass says otherwise; meta stands for a GPU."""
+    graph = capture(Block(written).eval(), (torch.randn(2, 11, WIDTH),))
+    monkeypatch.setattr(Graph, "device", torch.device("meta"))
+    assert any(Attention.matches(node) for node in optimize(graph, "fp32"))
 
 
 NO_KEY = torch.arange(11)[:, None] == 3

@@ -163,7 +163,7 @@ WEIGHTS = torch.randn(64, generator=torch.Generator().manual_seed(0)) / 8
 
 def weights(x: torch.Tensor, *sizes: int) -> torch.Tensor:
     """Constants in the dtype of x, of which the graph knows after folding only."""
-    return WEIGHTS.to(x.dtype).view(sizes)
+    return WEIGHTS.to(x.device, x.dtype).view(sizes)
 
 
 COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
