@@ -118,6 +118,7 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
+    ("shuffles", recognize_shuffles),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),
     ("batch_norm_training", fuse_batch_norm_epilogues),
