@@ -11,6 +11,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_wgmma
+from escalade.ops.conv2d_input_gradient.rungs.depthwise import DEPTHWISE_GATHER
 from escalade.ops.conv2d_input_gradient.rungs.direct import ATOMICS, DIRECT, SHARED_TILE
 from escalade.ops.conv2d_input_gradient.rungs.few_channels import COL2IM, SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.planes import PLANES
@@ -71,6 +72,7 @@ SMALL_PROBLEMS = tuple(
         "6to3_23_k7s4_b1",
         "24to24_7x9_k3s1g24_b2_mask",  # depthwise
         "16to16_9x8_k5x3s2g16_b2",
+        "12to12_10x7_k4x3s3x2p2x0d2x1g12_b2_mask",
         "8to8_7_k7s1g8_b1_res",
         "32to32_6x7_k3s2g4_b2_mask",
         "64to64_5x6_k3s1_b2_mask",
@@ -104,7 +106,7 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     return ("skinny", "col2im", *(() if few else SPLIT), "subpixel", "implicit_gemm", "direct")
 
 
-GROUPED = tuple(rung.name for rung in duality.GROUPED_RUNGS)
+GROUPED = (DEPTHWISE_GATHER.name, *(rung.name for rung in duality.GROUPED_RUNGS))
 FEW_FILTERS = 8
 """Up to this many filters, rows of the implicit GEMM are too short for tensor cores in fp32."""
 HOPPER = ("window", "streamed_window", "persistent", "one_launch")
@@ -126,6 +128,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
             SHARED_TILE,
             *duality.RUNGS,
             *duality.GROUPED_RUNGS,
+            DEPTHWISE_GATHER,
             SKINNY,
             COL2IM,
             SUBPIXEL,

@@ -226,10 +226,17 @@ def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     assert of_bias is not None and torch.equal(of_bias.isnan(), right_bias.isnan())
 
 
-def test_a_walk_down_a_depthwise_column_keeps_the_stride(seed: int) -> None:
-    """Several rows at a time, which do not divide the image, and several columns one after another."""
-    problem = half("8to8_13x5_k3s2p1d1x2g8_b2_bias")
-    for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 4, 2, 1, part_rounds=2)):
+@pytest.mark.parametrize("name", [
+    "8to8_5x13_k3s2p1d2x1g8_b2_bias",
+    "8to8_6x17_k3s1p3d1x3g8_b1",  # a walk visits every third column
+    "8to8_7x14_k3x4s1x3p1d1x2g8_b1_bias",  # stride and dilation have no common factor
+    "8to8_5x16_k2s1x3p0g8_b2",  # the stride is longer than the filter
+    "8to8_4x19_k1x5s2x4p0x2d1x2g8_b1",
+])  # fmt: skip
+def test_a_walk_along_a_depthwise_row_keeps_the_inputs_of_its_taps(name: str, seed: int) -> None:
+    """In segments that do not divide the row, and several walks one after another."""
+    problem = half(name)
+    for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 5, 2, 1, part_rounds=2)):
         check(OPERATION, DEPTHWISE, problem, config, CPU, seed)
 
 
