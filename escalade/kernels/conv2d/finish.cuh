@@ -140,11 +140,12 @@ private:
     }
 };
 
-// Four adjacent filters of 8-bit results. Without an expression, the reciprocal of the result's scale is part of the
-// other scales. ReLU and saturation are then one instruction in s8: results are computed in 128ths, saturated at 0 and 1.
-template <class Byte>
+// Four adjacent filters of a convolution of 8-bit numbers. Without an expression, the reciprocal of the result's scale is
+// part of the other scales. ReLU and saturation to s8 are then one instruction: results are computed in 128ths,
+// saturated at 0 and 1.
+template <class Result>
 struct FourFilters {
-    static constexpr bool IN_PARTS = HAS_RELU && is_integer<Byte>();
+    static constexpr bool IN_PARTS = HAS_RELU && is_integer<Result>();
     const Finish& finish;
     float scale[4], bias[4], residual_scale;
 
@@ -161,8 +162,9 @@ struct FourFilters {
 #endif
     }
 
-    // Results of a pixel in a word; `residuals` are too.
-    __device__ __forceinline__ u32 finished(const float (&sums)[4], u32 residuals) const {
+    // Results of a pixel; `residuals` are a word of bytes. A template because only 8-bit elements come in such words.
+    template <class Byte = Element>
+    __device__ __forceinline__ Pack<u32, sizeof(Result)> finished(const float (&sums)[4], u32 residuals) const {
         float values[4], added[4] = {};
         if (HAS_RESIDUAL) to_floats(added, Pack<Byte, 4>{{residuals}});
 #pragma unroll
@@ -175,9 +177,14 @@ struct FourFilters {
             if (HAS_RELU) values[e] = IN_PARTS ? __saturatef(values[e]) : relu(values[e]);
 #endif
         }
-        if constexpr (IN_PARTS) return s8x4_of_parts(values);
-        Pack<Byte, 4> pack;
-        from_floats(pack, values);
-        return pack.words[0];
+        if constexpr (IN_PARTS) {
+            return {{s8x4_of_parts(values)}};
+        } else if constexpr (sizeof(Result) == 2) {
+            return {{pack_pair<Result>(values[0], values[1]), pack_pair<Result>(values[2], values[3])}};
+        } else {
+            Pack<Result, 4> pack;
+            from_floats(pack, values);
+            return {{pack.words[0]}};
+        }
     }
 };

@@ -21,7 +21,7 @@
 //   STATISTICS  also write each filter's mean and squared deviations over the pixels of each warpgroup
 //             (conv2d/sm90_persistent_moments.cuh); every CTA then has tiles of the same filters
 //   NORM      y is the gradient of a batch normalization's result: also write the sums for its own gradients
-//   PERMUTED  1-byte results: the filters of a tile are loaded in an order in which lanes hold 16 adjacent ones
+//   PERMUTED  8-bit x: the filters of a tile are loaded in an order in which lanes hold 16 adjacent ones
 //   MN_MAJOR  weights are [k][filters] with the taps reversed: those of the convolution this one is the gradient of
 // Limiter: tensor cores and power; with 64 filters, loads from L2.
 //

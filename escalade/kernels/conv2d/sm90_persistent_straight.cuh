@@ -9,8 +9,8 @@
 constexpr bool PITCHED = false;  // y_pitch > 0
 #endif
 
-// PERMUTED: column 8j + q of 64 is filter 8q + j (conv2d/rungs/tma_windows.py), so a lane holds 16 adjacent filters.
-// Residuals of a group of 64, and of the next, in words of four. Results replace them.
+// PERMUTED: column 8j + q of 64 is filter 8q + j (conv2d/rungs/wgmma_conv.py), so a lane holds 16 adjacent filters.
+// Residuals of a group of 64, and of the next, in words of four.
 struct Lines {
     u32 of[2][ATOMS][2][4];
 };
@@ -72,7 +72,7 @@ struct Writer {
 
     __device__ __forceinline__ void store(const Accumulators& acc, Lines& lines, int warp_pixel, int first_filter) const {
         if constexpr (PERMUTED) {
-            store_bytes<Output>(acc, lines, warp_pixel, first_filter);
+            store_adjacent<Output>(acc, lines, warp_pixel, first_filter);
             return;
         }
         const int lane = threadIdx.x % 32;
@@ -96,18 +96,20 @@ struct Writer {
         }
     }
 
-    // 16 adjacent filters of a pixel at a time. A template because wider results have no packs of bytes.
-    template <class Byte>
-    __device__ __forceinline__ void store_bytes(const Accumulators& acc, Lines& lines, int warp_pixel,
-                                                int first_filter) const {
+    // 16 adjacent filters of a pixel at a time, in stores of 16 bytes. A template because wider results have no packs.
+    template <class Result>
+    __device__ __forceinline__ void store_adjacent(const Accumulators& acc, Lines& lines, int warp_pixel,
+                                                   int first_filter) const {
+        constexpr int SIZE = sizeof(Result), FOURS = 4 / SIZE;  // fours of filters per store
         const int lane = threadIdx.x % 32;
         warp_pixel = anew(warp_pixel);  // offsets of residuals must not stay in registers during the mainloop
 #pragma unroll
         for (int group = 0; group < COLUMNS / 64; ++group) {
             const int filter = first_filter + group * 64 + lane % 4 * 16;
+            u32 words[ATOMS][2][4];
 #pragma unroll
-            for (int four = 0; four < 4; ++four) {  // of filters
-                const FourFilters<Byte> filters(finish, filter + four * 4);
+            for (int four = 0; four < 4; ++four) {
+                const FourFilters<Result> filters(finish, filter + four * 4);
                 // Half of this group's accumulators are free by now.
                 if (HAS_RESIDUAL && four == 2 && group + 1 < COLUMNS / 64)
                     load(lines, group + 1, warp_pixel, first_filter);
@@ -117,20 +119,23 @@ struct Writer {
                     for (int half = 0; half < 2; ++half) {
                         const Sum* sums = &acc[i][(group * 8 + four % 2 * 4) * 4 + half * 2 + four / 2];
                         const float values[4] = {float(sums[0]), float(sums[4]), float(sums[8]), float(sums[12])};
-                        u32& word = lines.of[group % 2][i][half][four];
-                        word = filters.finished(values, word);
+                        const auto results = filters.finished(values, lines.of[group % 2][i][half][four]);
+                        u32(&line)[4] = HAS_RESIDUAL && SIZE == 1 ? lines.of[group % 2][i][half] : words[i][half];
+#pragma unroll
+                        for (int word = 0; word < SIZE; ++word) line[four % FOURS * SIZE + word] = results.at[word];
+                    }
+                if (four % FOURS < FOURS - 1) continue;
+#pragma unroll
+                for (int i = 0; i < ATOMS; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
+                        const u32(&line)[4] = HAS_RESIDUAL && SIZE == 1 ? lines.of[group % 2][i][half] : words[i][half];
+                        if (pixel < pixels)
+                            *reinterpret_cast<uint4*>(y + offset(pixel) + filter + four / FOURS * FOURS * 4) =
+                                make_uint4(line[0], line[1], line[2], line[3]);
                     }
             }
-#pragma unroll
-            for (int i = 0; i < ATOMS; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int pixel = warp_pixel + i * 64 + half * 8 + lane / 4;
-                    const u32(&line)[4] = lines.of[group % 2][i][half];
-                    if (pixel < pixels)
-                        *reinterpret_cast<uint4*>(y + offset(pixel) + filter) =
-                            make_uint4(line[0], line[1], line[2], line[3]);
-                }
         }
     }
 

@@ -104,6 +104,8 @@ SMALL_PROBLEMS = (
     _SQUARE(16, 32, 7, 3, batch=1, dtype="fp8", layout="nhwc", stride=2),
     _SQUARE(32, 64, 5, 3, batch=2, dtype="int8", layout="nhwc", bias=True, residual=True, relu=True),
     _SQUARE(160, 48, 6, 3, batch=1, dtype="int8", layout="nhwc", stride=2, bias=True, output="fp16"),
+    _SQUARE(32, 64, 9, 1, batch=2, dtype="int8", layout="nhwc", bias=True, relu=True, output="fp16", y_pitch=80),
+    _SQUARE(16, 128, 5, 3, batch=2, dtype="fp8", layout="nhwc", bias=True, residual=True, output="fp16"),
     _SQUARE(48, 80, 4, 3, batch=1, dtype="fp8", layout="nhwc", residual=True, relu=True,
             shortcut_channels=80, shortcut_stride=2, output="fp16"),
     _SQUARE(48, 48, 9, 3, batch=2, groups=48, dtype="int8", layout="nhwc", bias=True, relu=True),

@@ -284,7 +284,13 @@ def product(
         conv.windows, conv.filters, conv.epilogue, conv.shortcut, conv.placement
     )  # fmt: skip
     output_bytes = ELEMENT_BYTES[epilogue.output]
-    permuted = output_bytes == 1 and config.may_permute and filters % config.filters == 0
+    permuted = (
+        windows.element_bytes == 1
+        and output_bytes <= 2
+        and config.may_permute
+        and filters % config.filters == 0
+        and phase_count(phases) == 1
+    )
     program = Program.of(
         "conv2d/sm90_persistent.cu",
         constants=epilogue.activation_constants,
