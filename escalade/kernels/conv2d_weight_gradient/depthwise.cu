@@ -1,13 +1,12 @@
 // parts[part][k][r][s] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][k]; for the bias, of
 // gradient[p][k] alone
 //
-// Depthwise, NHWC. A thread owns VECTOR channels and one filter row, accumulated in registers. It walks along a row of
-// outputs, with the inputs of FILTER_WIDTH taps in registers: an input is loaded once, and meets one tap after another.
-// The loads of the next FILTER_WIDTH steps are in flight. Threads of the CTA with other filter rows, and those in
-// adjacent output rows, hit L1. With dilation a walk visits every WALK-th column, where the same inputs recur. At the end,
-// threads with the same channels and taps reduce in smem, in a fixed order. Rows are divided into parts, one per
-// blockIdx.y.
-// Limiter: instruction issue.
+// Depthwise, NHWC. A thread owns VECTOR channels and one filter row, accumulated in registers. It walks down ROWS
+// output rows of one column after another, with the next step's loads in flight. Threads of the CTA with other filter
+// rows read the same gradients, and the rows of x of the previous step; these and adjacent columns hit in L1. At the
+// end, threads with the same channels and taps reduce in smem, in a fixed order. Columns are divided into parts, one
+// per blockIdx.y.
+// Limiter: memory; from 5x5 on, instruction issue.
 //
 // Rung: `depthwise`.
 #include "common/conv_shape.cuh"
@@ -22,7 +21,7 @@ constexpr int STRIDE_W = 1;       // forward.stride[1]
 constexpr int DILATION_H = 1;     // forward.dilation[0]
 constexpr int DILATION_W = 1;     // forward.dilation[1]
 constexpr int VECTOR = 4;         // config.vector: channels per thread
-constexpr int COLUMNS = 2;        // config.columns: output columns per walk of a thread
+constexpr int ROWS = 2;           // config.rows: output rows per walk of a thread
 constexpr int LANES = 6;          // config.lanes: threads per CTA along the channels
 constexpr int THREADS = 180;      // config.threads(forward)
 #endif
@@ -31,7 +30,7 @@ constexpr int THREADS = 180;      // config.threads(forward)
 #include "common/ptx.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr int POSITIONS = THREADS / (LANES * FILTER_HEIGHT);  // rows that a CTA walks along at once
+constexpr int POSITIONS = THREADS / (LANES * FILTER_HEIGHT);  // columns that a CTA walks down at once
 constexpr int BLOCK_CHANNELS = LANES * VECTOR;
 static_assert(THREADS == LANES * FILTER_HEIGHT * POSITIONS, "no thread is idle");
 using Numbers = Pack<Element, VECTOR>;
@@ -44,72 +43,49 @@ struct Accumulators {
     float of_taps[FILTER_WIDTH][VECTOR], of_bias[VECTOR];
 };
 
-__device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
-constexpr int WALK = DILATION_W / gcd(STRIDE_W, DILATION_W);     // columns of a step
-constexpr int ADVANCE = STRIDE_W / gcd(STRIDE_W, DILATION_W);    // taps from the inputs of a step to those of the next
-constexpr int FRESH = ADVANCE < FILTER_WIDTH ? ADVANCE : FILTER_WIDTH;  // inputs that the step before did not meet
-
-// A gradient, and its inputs that are not in registers yet: those of the last taps of the filter row.
+// A gradient, and the inputs of one filter row for it.
 struct Step {
-    Numbers gradient, fresh[FRESH];
+    Numbers gradient, window[FILTER_WIDTH];
 };
 
-// A row of outputs, or a segment of it, for one filter row.
+// A column of outputs, for one filter row; steps go down.
 struct Walk {
     const Element *gradient, *x;  // of the next step: x at the first tap, which may be outside the image
-    int column, steps;            // column of the first tap; steps that were not loaded yet
-    bool inside;                  // the row of x is in the image
+    int row, column, steps;
 
     __device__ __forceinline__ Walk(const Element* all_gradients, const Element* all_x, const ConvShape& shape, int number,
                                     int tap_row, int channel) {
-        const int output_row = number % shape.output_height, first = number / shape.output_height % WALK;
-        const int segments = ((shape.output_width + WALK - 1) / WALK + COLUMNS - 1) / COLUMNS;
-        const int segment = number / shape.output_height / WALK % segments;
-        const long long image = number / shape.output_height / WALK / segments;
-        const int output_column = first + segment * COLUMNS * WALK;
+        const int segments = (shape.output_height + ROWS - 1) / ROWS;
+        const int output_column = number % shape.output_width, output_row = number / shape.output_width % segments * ROWS;
+        const long long image = number / shape.output_width / segments;
         const long long output = (image * shape.output_height + output_row) * shape.output_width + output_column;
-        const int row = output_row * STRIDE_H - shape.pad_h + tap_row * DILATION_H;
-        steps = min(COLUMNS, (shape.output_width - output_column + WALK - 1) / WALK);
-        inside = is_between(row, shape.height);
+        steps = min(ROWS, shape.output_height - output_row);
+        row = output_row * STRIDE_H - shape.pad_h + tap_row * DILATION_H;
         column = output_column * STRIDE_W - shape.pad_w;
         gradient = all_gradients + output * shape.channels + channel;
         x = all_x + ((image * shape.height + row) * shape.width + column) * shape.channels + channel;
     }
 
-    __device__ __forceinline__ Numbers input(int tap, const ConvShape& shape) const {
-        return load_pack_if<Element, VECTOR>(steps > 0 && inside && is_between(column + tap * DILATION_W, shape.width),
-                                             x + tap * DILATION_W * shape.channels);
-    }
-
     __device__ __forceinline__ void load(Step& step, const ConvShape& shape) {
-        step.gradient = load_pack_if<Element, VECTOR>(steps > 0, gradient);
+        step.gradient = load_pack<Element, VECTOR>(gradient);
+        const bool inside = is_between(row, shape.height);
 #pragma unroll
-        for (int n = 0; n < FRESH; ++n) step.fresh[n] = input(FILTER_WIDTH - FRESH + n, shape);
-        gradient += WALK * shape.channels;
-        x += WALK * STRIDE_W * shape.channels;
-        column += WALK * STRIDE_W;
-        --steps;
+        for (int s = 0; s < FILTER_WIDTH; ++s)
+            step.window[s] = load_pack_if<Element, VECTOR>(inside && is_between(column + s * DILATION_W, shape.width),
+                                                           x + s * DILATION_W * shape.channels);
+        gradient += shape.output_width * shape.channels;
+        x += 1LL * STRIDE_H * shape.width * shape.channels;
+        row += STRIDE_H;
     }
 };
 
-// Inputs of a filter row's taps, in a ring: step t finds that of tap s at (t * ADVANCE + s) % FILTER_WIDTH.
-using Window = float[FILTER_WIDTH][VECTOR];
-
-__device__ __forceinline__ void keep(Window& window, int slot, const Numbers& input) {
-#pragma unroll
-    for (int v = 0; v < VECTOR; ++v) window[slot][v] = to_float(input.at[v]);
-}
-
-__device__ __forceinline__ void multiply_add(Accumulators& acc, Window& window, const Step& step, int turn) {
-#pragma unroll
-    for (int n = 0; n < FRESH; ++n)
-        keep(window, (turn * ADVANCE + FILTER_WIDTH - FRESH + n) % FILTER_WIDTH, step.fresh[n]);
+__device__ __forceinline__ void multiply_add(Accumulators& acc, const Step& step) {
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
         const float g = to_float(step.gradient.at[v]);
         if (HAS_BIAS) acc.of_bias[v] += g;
 #pragma unroll
-        for (int s = 0; s < FILTER_WIDTH; ++s) acc.of_taps[s][v] += g * window[(turn * ADVANCE + s) % FILTER_WIDTH][v];
+        for (int s = 0; s < FILTER_WIDTH; ++s) acc.of_taps[s][v] += g * to_float(step.window[s].at[v]);
     }
 }
 
@@ -143,22 +119,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (channel < shape.channels)
         for (int number = first + position; number < end; number += POSITIONS) {
             Walk walk(gradient, x, shape, number, tap_row, channel);
-            const int steps = walk.steps;
-            Window window;
-#pragma unroll
-            for (int s = 0; s < FILTER_WIDTH - FRESH; ++s) keep(window, s, walk.input(s, shape));
-            Step ahead[FILTER_WIDTH];
-#pragma unroll
-            for (int turn = 0; turn < FILTER_WIDTH; ++turn) walk.load(ahead[turn], shape);
+            Step next;
+            walk.load(next, shape);
 #pragma unroll 1
-            for (int step = 0; step < steps; step += FILTER_WIDTH)
-#pragma unroll
-                for (int turn = 0; turn < FILTER_WIDTH; ++turn) {
-                    if (step + turn >= steps) break;
-                    const Step now = ahead[turn];
-                    walk.load(ahead[turn], shape);
-                    multiply_add(acc, window, now, turn);
-                }
+            for (int i = 1; i < walk.steps; ++i) {
+                const Step now = next;
+                walk.load(next, shape);
+                multiply_add(acc, now);
+            }
+            multiply_add(acc, next);
         }
     const int channels = min(BLOCK_CHANNELS, shape.channels - first_channel);
     float* part = parts + 1LL * blockIdx.y * shape.channels * (TAPS + HAS_BIAS);

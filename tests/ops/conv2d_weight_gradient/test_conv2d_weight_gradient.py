@@ -20,6 +20,7 @@ from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE, DepthwiseConfig
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise_tile import DEPTHWISE_TILE, TileConfig
 from escalade.ops.conv2d_weight_gradient.rungs.parts import SplitWork
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
@@ -226,18 +227,18 @@ def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     assert of_bias is not None and torch.equal(of_bias.isnan(), right_bias.isnan())
 
 
-@pytest.mark.parametrize("name", [
-    "8to8_5x13_k3s2p1d2x1g8_b2_bias",
-    "8to8_6x17_k3s1p3d1x3g8_b1",  # a walk visits every third column
-    "8to8_7x14_k3x4s1x3p1d1x2g8_b1_bias",  # stride and dilation have no common factor
-    "8to8_5x16_k2s1x3p0g8_b2",  # the stride is longer than the filter
-    "8to8_4x19_k1x5s2x4p0x2d1x2g8_b1",
-])  # fmt: skip
-def test_a_walk_along_a_depthwise_row_keeps_the_inputs_of_its_taps(name: str, seed: int) -> None:
-    """In segments that do not divide the row, and several walks one after another."""
-    problem = half(name)
-    for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 5, 2, 1, part_rounds=2)):
+def test_a_walk_down_a_depthwise_column_keeps_the_stride(seed: int) -> None:
+    """Several rows at a time, which do not divide the image, and several columns one after another."""
+    problem = half("8to8_13x5_k3s2p1d1x2g8_b2_bias")
+    for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 4, 2, 1, part_rounds=2)):
         check(OPERATION, DEPTHWISE, problem, config, CPU, seed)
+
+
+def test_a_cta_adds_up_tiles_of_several_images(seed: int) -> None:
+    """More tiles than stages, and a last CTA with fewer than the others."""
+    for name in ("24to24_11x9_k3s1g24_b3_bias", "16to16_9x14_k5x3s2x1p1x0g16_b2"):
+        for config in (TileConfig(16, 4, 1, 3, 2, rounds=7), TileConfig(8, 2, 3, 2, 3, rounds=4)):
+            check(OPERATION, DEPTHWISE_TILE, half(name), config, CPU, seed)
 
 
 def test_one_bias_may_be_off_by_what_its_rounding_is() -> None:

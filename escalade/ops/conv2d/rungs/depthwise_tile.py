@@ -251,7 +251,7 @@ class _Tiling(Tiles):
         return waits + parts[2] + 0.3 * parts[1]
 
 
-def _channels(p: Conv2dProblem) -> list[int]:
+def even_shares(p: Conv2dProblem) -> list[int]:
     """Return channels per CTA: even shares in units of a copy, close to the preferred size, preferably whole
     sectors."""
     unit = VECTOR_BYTES // p.element_bytes
@@ -267,7 +267,7 @@ def _channels(p: Conv2dProblem) -> list[int]:
 
 
 @lru_cache(4096)
-def _cuts(total: int) -> tuple[int, ...]:
+def cuts(total: int) -> tuple[int, ...]:
     """Return sizes of equal parts with little waste, each about two thirds of the next."""
     parts = sorted({ceil_div(total, count) for count in range(1, total + 1)}, reverse=True)
     found = parts[:1]
@@ -282,8 +282,8 @@ def _tiles(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield images, rows and columns of tiles for CTAs of a few hundred threads."""
     lanes = channels // vector
-    for strips in _cuts(ceil_div(p.output_width, strip)):
-        for bands in _cuts(ceil_div(p.output_height, rows)):
+    for strips in cuts(ceil_div(p.output_width, strip)):
+        for bands in cuts(ceil_div(p.output_height, rows)):
             threads = lanes * strips * bands
             if threads > MOST_THREADS:
                 break
@@ -307,7 +307,7 @@ def _strips(p: Conv2dProblem) -> list[int]:
 
 
 def _candidates(p: Conv2dProblem, card: Card) -> Iterator[_Tiling]:
-    few_channels = _channels(p)
+    few_channels = even_shares(p)
     for vector in VECTORS[1:] if p.is_quantized else VECTORS:
         for strip in _strips(p):
             for rows in ROWS:

@@ -88,6 +88,8 @@ THIN_CYCLES_PER_PIXEL = 10.0
 """Extra cycles per pixel of a tile with fewer channels than a k-tile: 16to64_112."""
 STRAIGHT = 1.4
 """Factor for stores directly from registers, a quarter of a line at a time."""
+WIDER_CYCLES_PER_RESULT = 0.1
+"""Cycles per 16-bit result of 8-bit operands beyond what ping-pong hides: 64to256_56 at batch 32, 39 us."""
 EXCHANGE_CYCLES, EXCHANGE_CYCLES_PER_RESULT = 300.0, 0.15
 """Cycles of a split-K exchange and reduction: fixed, and per result."""
 POOL_CYCLES_PER_RESULT = 0.04
@@ -446,16 +448,17 @@ class Persistent(HopperRung[PersistentConfig]):
             p.output_pixels, p.filters, k_tiles_of(p), self.card,
             thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
         )  # fmt: skip
-        if p.pools:
-            rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-            cost += rounds * config.pixels * config.filters * POOL_CYCLES_PER_RESULT
-        if p.statistics:
-            rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-            cost += rounds * config.pixels * config.filters * STATISTICS_CYCLES_PER_RESULT
-        if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
-            return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
-        return cost + rounds * config.pixels * THIN_CYCLES_PER_PIXEL
+        results = rounds * config.pixels * config.filters
+        if p.pools:
+            cost += results * POOL_CYCLES_PER_RESULT
+        if p.statistics:
+            cost += results * STATISTICS_CYCLES_PER_RESULT
+        if p.element_bytes < p.output_bytes and config.share == PING_PONG:
+            cost += results * WIDER_CYCLES_PER_RESULT
+        if p.taps == 1 and p.channels * p.element_bytes < ROW_BYTES:
+            cost += rounds * config.pixels * THIN_CYCLES_PER_PIXEL
+        return cost
 
     def recipe(self, problem: Conv2dProblem, config: PersistentConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
@@ -25,7 +24,7 @@ HELD = 130
 """Registers per thread for accumulators and loads in flight; addresses and counters need `BESIDES` more."""
 BESIDES = 36
 SEGMENTS = (1, 2, 4, 8)
-"""Segments of a row, each walked separately."""
+"""Row segments per image, each walked separately."""
 LATENCY = 700.0
 """Latency of a load in cycles."""
 ISSUE_RATE = 4.0
@@ -37,51 +36,38 @@ MOST_CONFIGS = 8
 class DepthwiseConfig(Config):
     vector: int
     """Channels per thread."""
-    columns: int
-    """Output columns per walk of a thread."""
+    rows: int
+    """Output rows per walk of a thread."""
     lanes: int
     """Threads per CTA along the channels."""
     positions: int
-    """Rows that a CTA walks along at once."""
+    """Columns that a CTA walks at once."""
     part_rounds: int = 1
-    """Walks per thread."""
+    """Columns per thread."""
 
     def threads(self, f: Conv2dProblem) -> int:
         return self.lanes * f.filter_height * self.positions
 
     def walks(self, f: Conv2dProblem) -> int:
-        step = _walk(f)
-        return f.batch * f.output_height * step * ceil_div(ceil_div(f.output_width, step), self.columns)
+        return f.batch * ceil_div(f.output_height, self.rows) * f.output_width
 
     def tiles(self, f: Conv2dProblem) -> int:
         return ceil_div(f.channels, self.lanes * self.vector)
 
 
-def _walk(f: Conv2dProblem) -> int:
-    """Return the columns of a step: with dilation, only every so many outputs have inputs in common."""
-    return f.dilation[1] // math.gcd(f.stride[1], f.dilation[1])
-
-
-def _fresh(f: Conv2dProblem) -> int:
-    """Return the inputs per step and filter row that the step before did not read."""
-    return min(f.stride[1] // math.gcd(f.stride[1], f.dilation[1]), f.filter_width)
-
-
 def _held(f: Conv2dProblem, vector: int) -> int:
-    """Return the registers for sums, for inputs, and for loads in flight."""
+    """Return the registers for accumulators, for the current step and for one in flight."""
     words = ceil_div(vector * f.element_bytes, 4)
-    return 2 * f.filter_width * vector + vector + f.filter_width * (1 + _fresh(f)) * words
+    return f.filter_width * vector + vector + 2 * (f.filter_width + 1) * words
 
 
 def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: Card) -> parts.SplitWork:
     f, vector = problem.forward, config.vector
     warps = ceil_div(config.threads(f), WARP)
     resident = max(1, min(64, card.registers // WARP // (_held(f, vector) + BESIDES)) // warps)
-    loads = 1 + _fresh(f)
-    step = (f.filter_width + loads) * vector + 8 * loads + 10
-    busy = warps * (config.columns * step + 100) / ISSUE_RATE
-    waits = 2 + ceil_div(config.columns, f.filter_width)
-    cycles = max(busy * resident, waits * LATENCY)
+    step = (2 * f.filter_width + 1) * vector + 6 * (f.filter_width + 1) + 10
+    busy = warps * (config.rows * step + 100) / ISSUE_RATE
+    cycles = max(busy * resident, (1 + config.rows) * LATENCY)
     rounds = ceil_div(config.walks(f), config.positions)
     return parts.SplitWork(
         config.tiles(f), rounds, cycles, card.multiprocessors * resident, problem.part_elements, card
@@ -101,7 +87,7 @@ class Depthwise(WeightGradientRung[DepthwiseConfig]):
                 f"for {f.channels} channels; direct takes any"
             )
         if f.output_pixels >= 2**31:
-            return f"{self.name} counts rows in 32 bits, too few for {f.output_pixels} output pixels"
+            return f"{self.name} counts columns in 32 bits, too few for {f.output_pixels} output pixels"
         if not self._candidates(f):
             return (
                 f"{self.name} keeps the sums of a row of taps in registers; filters of "
@@ -119,13 +105,12 @@ class Depthwise(WeightGradientRung[DepthwiseConfig]):
         ]
         found = []
         for vector in vectors:
-            packs = f.channels // vector
-            lanes = ceil_div(packs, ceil_div(packs, MOST_LANES))
+            columns = f.channels // vector
+            lanes = ceil_div(columns, ceil_div(columns, MOST_LANES))
             positions = max(1, THREADS // (lanes * f.filter_height))
-            longest = ceil_div(f.output_width, _walk(f))
             found += [
-                DepthwiseConfig(vector, columns, lanes, positions)
-                for columns in sorted({ceil_div(longest, count) for count in SEGMENTS})
+                DepthwiseConfig(vector, rows, lanes, positions)
+                for rows in sorted({ceil_div(f.output_height, count) for count in SEGMENTS})
             ]
         return found
 

@@ -63,6 +63,11 @@ def total(
     )
 
 
+def reduction_cycles(parts: int, elements: int, card: Card) -> float:
+    """Estimate the cycles to write and read partial sums of `elements` elements."""
+    return 8 * parts * elements / (_REDUCTION_RATE * card.multiprocessors)
+
+
 @dataclass(frozen=True)
 class SplitWork:
     """Work to split: each tile has `pieces` pieces of `cycles` cycles."""
@@ -80,8 +85,9 @@ class SplitWork:
         """Return the cycles with `each` pieces per part: waves of CTAs, and the reduction."""
         parts = ceil_div(self.pieces, each)
         waves = ceil_div(self.tiles * parts, self.slots)
-        reduced = _REDUCTION_RATE * self.card.multiprocessors
-        return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / reduced
+        return waves * (each * self.cycles + _START_CYCLES) + reduction_cycles(
+            parts, self.elements, self.card
+        )
 
     def best(self, most: int = _MANY) -> int:
         """Return the best number of pieces per part, up to `most`."""
