@@ -45,8 +45,9 @@ constexpr int STAGE_BYTES = GRADIENT_AT + (GRADIENT_BYTES + 127) / 128 * 128;
 constexpr int CHANNEL_BLOCKS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int SUMS = TAPS + HAS_BIAS;  // per channel
+constexpr int SCRATCH_BYTES = GROUPS * SUMS * LANES * sizeof(float2);  // instead of the stages, at the end
+constexpr int BARRIERS_AT = STAGES * STAGE_BYTES > SCRATCH_BYTES ? STAGES * STAGE_BYTES : SCRATCH_BYTES;
 static_assert(LANES * GROUPS <= THREADS, "one thread per segment and pair of channels");
-static_assert(GROUPS * SUMS * LANES * sizeof(float2) <= STAGES * STAGE_BYTES, "sums fit into the stages");
 
 __device__ __forceinline__ void load_tile(u32 stage, const TensorMap& x, const TensorMap& gradient, u32 full, int index,
                                           int channel) {
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const stages =
         shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
-    const u32 full = shared_address(shared_part(reinterpret_cast<u64*>(shared_memory + STAGES * STAGE_BYTES), STAGES));
+    const u32 full = shared_address(shared_part(reinterpret_cast<u64*>(shared_memory + BARRIERS_AT), STAGES));
     const int block_channel = blockIdx.x % CHANNEL_BLOCKS * BLOCK_CHANNELS;
     const int part = blockIdx.x / CHANNEL_BLOCKS, step = gridDim.x / CHANNEL_BLOCKS;
     if (threadIdx.x == 0) {

@@ -109,13 +109,9 @@ class _Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        return self.config.stages * (self.stage_bytes + 8)
-
-    @property
-    def fits(self) -> bool:
-        """True if the sums of all threads fit into the stages, and a window into a TMA box."""
+        """Of the stages, or of the sums of all threads that replace them, and of the barriers."""
         sums = self.groups * self.sums * self.config.channels * 4
-        return sums <= self.config.stages * self.stage_bytes and max(self.window) <= BOX
+        return max(self.config.stages * self.stage_bytes, sums) + 8 * self.config.stages
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -179,7 +175,7 @@ def _candidates(problem: Conv2dWeightGradientProblem, card: Card) -> Iterator[_T
                         registers = 2 * sums + 2 * f.taps + BESIDES
                         shared = tiling.shared_bytes
                         blocks = min(fitting_blocks(card, tiling.threads, registers, shared), MOST_BLOCKS)
-                        if tiling.fits and shared <= card.shared_bytes and blocks:
+                        if max(tiling.window) <= BOX and shared <= card.shared_bytes and blocks:
                             resident = _Tiling(problem, config.changed(blocks_per_sm=blocks), card)
                             yield _Tiling(problem, resident.config.changed(rounds=resident.one_wave), card)
 
