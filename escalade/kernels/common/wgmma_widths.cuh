@@ -1,9 +1,10 @@
-// More wgmma widths than common/hopper.cuh: every multiple of 16 columns, and 248 (not of S8). For kernels whose tiles follow from
-// the image size.
+// More wgmma widths than common/hopper.cuh: every multiple of 16 columns, 8 and 248 (not of S8). For kernels whose tiles
+// follow from the image size.
 #pragma once
 
 #include "common/hopper.cuh"
 
+#define FIRST_4 "%0,%1,%2,%3"
 #define FIRST_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FIRST_16 FIRST_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define FIRST_24 FIRST_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -21,6 +22,7 @@
 #define FIRST_120 FIRST_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define FIRST_124 FIRST_120 ",%120,%121,%122,%123"
 
+#define SUMS_4(KIND) ACCUMULATORS_OF_4(KIND, 0)
 #define SUMS_8(KIND) ACCUMULATORS_OF_8(KIND, 0)
 #define SUMS_16(KIND) SUMS_8(KIND), ACCUMULATORS_OF_8(KIND, 8)
 #define SUMS_24(KIND) SUMS_16(KIND), ACCUMULATORS_OF_8(KIND, 16)
@@ -64,6 +66,7 @@
     DEFINE_WGMMA_OF_BF16(__VA_ARGS__)
 #define DEFINE_WGMMA_WIDTH(...) DEFINE_WGMMA_OF_FLOATS(__VA_ARGS__) DEFINE_WGMMA_S8(__VA_ARGS__)
 
+DEFINE_WGMMA_OF_FLOATS("8", 4, "%4", "%5", "%6")
 DEFINE_WGMMA_WIDTH("16", 8, "%8", "%9", "%10")
 DEFINE_WGMMA_WIDTH("32", 16, "%16", "%17", "%18")
 DEFINE_WGMMA_WIDTH("48", 24, "%24", "%25", "%26")

@@ -19,6 +19,8 @@ constexpr int STRIDE_H = 1;        // forward.stride[0]
 constexpr int STRIDE_W = 1;        // forward.stride[1]
 constexpr int PAD_H = 1;           // forward.padding[0]
 constexpr int PAD_W = 1;           // forward.padding[1]
+constexpr int OUTPUT_HEIGHT = 5;   // forward.output_height
+constexpr int OUTPUT_WIDTH = 10;   // forward.output_width
 constexpr int BLOCK_CHANNELS = 8;  // config.channels: channels per CTA
 constexpr int SEGMENT = 5;         // config.segment: output columns per thread
 constexpr int SEGMENTS = 2;        // config.segments: per row of a tile
@@ -49,13 +51,19 @@ constexpr int SCRATCH_BYTES = GROUPS * SUMS * LANES * sizeof(float2);  // instea
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES > SCRATCH_BYTES ? STAGES * STAGE_BYTES : SCRATCH_BYTES;
 static_assert(LANES * GROUPS <= THREADS, "one thread per segment and pair of channels");
 
-__device__ __forceinline__ void load_tile(u32 stage, const TensorMap& x, const TensorMap& gradient, u32 full, int index,
-                                          int channel) {
-    const int column = index % TILES_ACROSS * TILE_COLUMNS, row = index / TILES_ACROSS % TILES_DOWN * TILE_ROWS;
-    const int image = index / (TILES_ACROSS * TILES_DOWN);
+struct Tile {
+    int image, row, column;  // of its first output
+
+    __device__ __forceinline__ explicit Tile(int index)
+        : image(index / (TILES_ACROSS * TILES_DOWN)), row(index / TILES_ACROSS % TILES_DOWN * TILE_ROWS),
+          column(index % TILES_ACROSS * TILE_COLUMNS) {}
+};
+
+__device__ __forceinline__ void load_tile(u32 stage, const TensorMap& x, const TensorMap& gradient, u32 full,
+                                          const Tile& tile, int channel) {
     barrier_expect(full, WINDOW_BYTES + GRADIENT_BYTES);
-    tma_load_4d(stage, x, full, channel, column * STRIDE_W - PAD_W, row * STRIDE_H - PAD_H, image);
-    tma_load_4d(stage + GRADIENT_AT, gradient, full, channel, column, row, image);
+    tma_load_4d(stage, x, full, channel, tile.column * STRIDE_W - PAD_W, tile.row * STRIDE_H - PAD_H, tile.image);
+    tma_load_4d(stage + GRADIENT_AT, gradient, full, channel, tile.column, tile.row, tile.image);
 }
 
 __device__ __forceinline__ float2 two_at(const Element* address) {
@@ -63,11 +71,14 @@ __device__ __forceinline__ float2 two_at(const Element* address) {
     return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
 }
 
-// Both point to the thread's first channel, of the segment's first gradient and of the first tap of its window.
-__device__ __forceinline__ void multiply_add(float2 (&sums)[SUMS], const Element* x, const Element* gradient) {
+// Both point to the thread's first channel, of the segment's first gradient and of the first tap of its window. The image
+// ends after `columns`: zeros beside it would turn an infinite input into NaN.
+__device__ __forceinline__ void multiply_add(float2 (&sums)[SUMS], const Element* x, const Element* gradient,
+                                             int columns) {
     float2 window[FILTER_HEIGHT][FILTER_WIDTH];
 #pragma unroll
     for (int column = 0; column < SEGMENT; ++column) {
+        if (OUTPUT_WIDTH % TILE_COLUMNS && column >= columns) break;
         const float2 g = two_at(gradient + column * BLOCK_CHANNELS);
         if (HAS_BIAS) sums[SUMS - 1].x += g.x, sums[SUMS - 1].y += g.y;
 #pragma unroll
@@ -100,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         prefetch_map(gradient_map);
         wait_for_previous_launch();
         for (int i = 0; i < STAGES && part + i * step < tiles; ++i)
-            load_tile(shared_address(stages) + i * STAGE_BYTES, x_map, gradient_map, full + 8 * i, part + i * step,
+            load_tile(shared_address(stages) + i * STAGE_BYTES, x_map, gradient_map, full + 8 * i, Tile(part + i * step),
                       block_channel);
     }
     __syncthreads();
@@ -115,12 +126,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     u32 parity = 0;
 #pragma unroll 1
     for (int index = part; index < tiles; index += step) {
-        const Element* const tile = stages + stage * (STAGE_BYTES / sizeof(Element));
+        const Element* const from = stages + stage * (STAGE_BYTES / sizeof(Element));
+        const Tile tile(index);
         barrier_wait(full + 8 * stage, parity);
-        if (works) multiply_add(sums, tile + window, tile + gradient);
+        if (works && (OUTPUT_HEIGHT % TILE_ROWS == 0 || tile.row + row < OUTPUT_HEIGHT))
+            multiply_add(sums, from + window, from + gradient, OUTPUT_WIDTH - tile.column - column);
         __syncthreads();  // all have read the stage
-        if (threadIdx.x == 0 && index + STAGES * step < tiles)
-            load_tile(shared_address(tile), x_map, gradient_map, full + 8 * stage, index + STAGES * step, block_channel);
+        const int next = index + STAGES * step;
+        if (threadIdx.x == 0 && next < tiles)
+            load_tile(shared_address(from), x_map, gradient_map, full + 8 * stage, Tile(next), block_channel);
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 

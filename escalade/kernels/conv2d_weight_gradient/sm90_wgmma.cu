@@ -4,8 +4,8 @@
 // A GEMM over output pixels on Hopper, NHWC: one CTA per tile of TILE_M filters by TILE_N columns (boxes of 64 channels
 // of a tap) and part of the pixels. TMA loads k-tiles of 64 pixels into a ring of stages, windows in im2col mode; wgmma
 // takes both operands MN-major, as in memory, pixel by pixel. Accumulators are stored as fp32 parts, reduced by a
-// second launch in a fixed order. In CTAs of the first columns, warps of the producer warpgroup sum the gradients for
-// the bias.
+// second launch in a fixed order. In CTAs of the first columns, eight further columns of ones sum the gradients for the
+// bias: CUDA cores would take longer for a k-tile than the tensor cores, and the launch would wait for these CTAs.
 // With groups a tile has the filters of as many groups as fit a box, by their channels: one box per tap. Products of
 // different groups are computed as well and not stored.
 // Limiter: loads from L2, 48 bytes per cycle with tiles of 128x256; with few filters or channels, memory.
@@ -28,6 +28,7 @@ constexpr int GROUP_CHANNELS = 0;  // forward.group_channels if forward.groups >
 constexpr int GROUPS = 1;          // groups: groups per tile
 #endif
 
+#include "common/wgmma_widths.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
 constexpr int K_TILE = 64;  // pixels per stage
@@ -40,13 +41,14 @@ static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == B
               "warpgroups divide the boxes evenly");
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr bool MOVES_REGISTERS = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
-constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
+constexpr int ONES_BYTES = 256;  // 8 columns of 16 pixels, behind the ring
 
 constexpr bool GROUPED = GROUP_FILTERS > 0;
 constexpr int STEP_M = GROUPED ? GROUPS * GROUP_FILTERS : TILE_M;  // filters from tile to tile
 static_assert(!GROUPED || (TILE_M == BOX && STEP_M <= BOX && GROUPS * GROUP_CHANNELS <= BOX), "a tile has whole groups");
 
 using Accumulators = float[BLOCKS_M][BLOCKS_N * 32];
+using BiasAccumulators = float[BLOCKS_M][4];  // of 64 filters by 8 columns, which are all the same
 using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 
 // Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the pixels. CTAs over the same pixels are adjacent, so
@@ -104,9 +106,17 @@ __device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, cons
     }
 }
 
+// sums[64 filters][columns] += gradients * ones over 16 pixels.
+template <int COUNT>
+__device__ __forceinline__ void add_bias(float (&sums)[COUNT], u64 gradients, u64 ones) {
+    if constexpr (BF16) wgmma_bf16_rows_transposed(sums, gradients, ones, 1);
+    else wgmma_rows_transposed(sums, gradients, ones, 1);
+}
+
 // A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages ring, int k_tiles, int row_box,
-                                                 int column_box) {
+template <bool WITH_BIAS>
+__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, BiasAccumulators& bias, u64 ones, Stages ring, int k_tiles,
+                                                 int row_box, int column_box) {
     int previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
@@ -116,9 +126,11 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages ring,
 #pragma unroll
         for (int step = 0; step < K_TILE / STEP_PIXELS; ++step)
 #pragma unroll
-            for (int i = 0; i < BLOCKS_M; ++i)
-                multiply(acc[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4),
-                         inputs + (step * STEP_BYTES >> 4));
+            for (int i = 0; i < BLOCKS_M; ++i) {
+                const u64 rows = gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4);
+                multiply(acc[i], rows, inputs + (step * STEP_BYTES >> 4));
+                if constexpr (WITH_BIAS) add_bias(bias[i], rows, ones);
+            }
         wgmma_commit();
         wgmma_wait<1>();
         if (k_tile > 0) ring.release(previous);
@@ -129,22 +141,16 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages ring,
     // The last stage needs no release: nothing waits for it.
 }
 
-// By BIAS_WARPS warps, each every third box of filters.
-__device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, int k_tiles, int warp, float* to,
-                                         int filters) {
-    BiasSums sums[(BOXES_M + 2) / 3];
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-        ring.wait_full();
+// Four lanes have the sums of a filter. The first `filters` are stored.
+__device__ __forceinline__ void store_bias(const BiasAccumulators& bias, float* to, int filters) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
-        for (int box = 0; box < BOXES_M; ++box)
-            if (box % 3 == warp) sums[box / 3].add(stages + ring.stage * STAGE_BYTES + box * BOX_BYTES, K_TILE);
-        __syncwarp();
-        ring.release(ring.stage);
-        ring.next();
-    }
+    for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
-    for (int box = 0; box < BOXES_M; ++box)
-        if (box % 3 == warp) sums[box / 3].store(to + box * BOX, filters - box * BOX);
+        for (int half = 0; half < 2; ++half) {
+            const int filter = i * BOX + row + half * 8;
+            if (lane % 4 == 0 && filter < filters) to[filter] = bias[i][half * 2];
+        }
 }
 
 // Stores one tap of a tile's groups: of each filter, those of the 64 channels that are its group's.
@@ -183,6 +189,20 @@ __device__ __forceinline__ void store_boxes(const Accumulators& acc, const Tile&
     else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(acc, tile, shape, row_box, column_box, part);
 }
 
+// A warpgroup's boxes. Both versions have accumulators of their own: shared ones would make the compiler wait for each
+// wgmma.
+template <bool WITH_BIAS>
+__device__ __forceinline__ void compute(const Stages& ring, const Tile& tile, const ConvShape& shape, int row_box,
+                                        int column_box, float* part, float* bias_part) {
+    Accumulators acc = {};
+    BiasAccumulators bias = {};
+    const u64 ones = overlapping_descriptor(ring.stages + Stages::BYTES, ONES_BYTES / 2, ONES_BYTES / 2);
+    multiply_k_tiles<WITH_BIAS>(acc, bias, ones, ring, tile.k_tiles, row_box, column_box);
+    store_boxes<0, 0>(acc, tile, shape, row_box, column_box, part);
+    const int filter = row_box * BOX;
+    if (WITH_BIAS) store_bias(bias, bias_part + tile.first_filter + filter, tile.filters - filter);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_sm90_wgmma(const __grid_constant__ TensorMap gradient_map,
                                       const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts,
@@ -190,8 +210,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
     const Tile tile(shape, part_k_tiles);
-    const bool bias = HAS_BIAS && tile.first_box == 0;
-    begin(ring, WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0), gradient_map, pixel_map);
+    if (HAS_BIAS && threadIdx.x < ONES_BYTES / 4) {
+        const Element one = from_float<Element>(1.f);
+        store_pack(reinterpret_cast<Element*>(shared_memory + Stages::BYTES) + threadIdx.x * 2,
+                   Pack<Element, 2>{{one, one}});
+        fence_async_proxy();
+    }
+    begin(ring, WARPGROUPS * 4, gradient_map, pixel_map);
 
     const long long filter_elements = 1LL * shape.filter_height * shape.filter_width *
                                       (GROUPED ? GROUP_CHANNELS : shape.channels);
@@ -199,16 +224,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == WARPGROUPS) {
-        if constexpr (MOVES_REGISTERS) release_registers<HAS_BIAS ? 56 : 40>();
-        const int warp = threadIdx.x / 32 % 4;
+        if constexpr (MOVES_REGISTERS) release_registers<40>();
         if (threadIdx.x % 128 == 0) load_k_tiles(gradient_map, pixel_map, ring, shape, tile);
-        if (bias && 1 <= warp && warp <= BIAS_WARPS)
-            sum_bias(shared_memory, ring, tile.k_tiles, warp - 1, part + weights + tile.first_filter, tile.filters);
         return;
     }
-    if constexpr (MOVES_REGISTERS) claim_registers<HAS_BIAS ? 224 : 232>();
+    if constexpr (MOVES_REGISTERS) claim_registers<232>();
     const int row_box = warpgroup % WARPGROUPS_M * BLOCKS_M, column_box = warpgroup / WARPGROUPS_M * BLOCKS_N;
-    Accumulators acc = {};
-    multiply_k_tiles(acc, ring, tile.k_tiles, row_box, column_box);
-    store_boxes<0, 0>(acc, tile, shape, row_box, column_box, part);
+    if (HAS_BIAS && tile.first_box + column_box == 0)
+        compute<true>(ring, tile, shape, row_box, column_box, part, part + weights);
+    else compute<false>(ring, tile, shape, row_box, column_box, part, nullptr);
 }

@@ -77,7 +77,7 @@ def in_groups(gradient: torch.Tensor, groups: int) -> torch.Tensor:
 
 def groups_of(rung: str, channels: int) -> int:
     """Return the groups for testing a rung."""
-    return {"depthwise": channels, "wgmma_groups": 4}.get(rung, 1)
+    return {"depthwise": channels, "depthwise_tile": channels, "wgmma_groups": 4}.get(rung, 1)
 
 
 def assert_close(result: torch.Tensor, right: torch.Tensor) -> None:
@@ -215,7 +215,7 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
 @pytest.mark.parametrize("rung", NAMES)
 def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     """A corner of the image, which the last row and column of taps do not cover; and one channel of a gradient."""
-    channels = 16 if rung == "depthwise" else MOST_CHANNELS.get(rung, 8)
+    channels = 16 if rung.startswith("depthwise") else MOST_CHANNELS.get(rung, 8)
     groups = groups_of(rung, channels)
     x, gradient = tensors(18, channels, 4, 4, filters=16, dtype=DTYPE.get(rung, torch.float16))
     x[0, 3, 0, 0], x[17, 1, 3, 3], gradient[16, 9, 2, 1] = torch.nan, torch.inf, torch.nan
@@ -239,6 +239,17 @@ def test_a_cta_adds_up_tiles_of_several_images(seed: int) -> None:
     for name in ("24to24_11x9_k3s1g24_b3_bias", "16to16_9x14_k5x3s2x1p1x0g16_b2"):
         for config in (TileConfig(16, 4, 1, 3, 2, rounds=7), TileConfig(8, 2, 3, 2, 3, rounds=4)):
             check(OPERATION, DEPTHWISE_TILE, half(name), config, CPU, seed)
+
+
+def test_infinity_reaches_no_tap_through_the_rest_of_a_tile(seed: int) -> None:
+    """A tile that reaches beyond the image, and an infinity in its last corner."""
+    problem = half("8to8_5x6_k3s1g8_b1")
+    inputs = OPERATION.inputs(problem, CPU, seed)
+    inputs["x"][0, 0, 4, 5] = torch.inf
+    inputs["gradient"].fill_(1.0)
+    y = OPERATION.output(problem, CPU)
+    bind(DEPTHWISE_TILE.recipe(problem, TileConfig(8, 4, 1, 3, 2)), {**inputs, "y": y}, problem.name)()
+    assert torch.equal(y.isfinite(), OPERATION.reference(problem, inputs).isfinite()) and not y.isnan().any()
 
 
 def test_one_bias_may_be_off_by_what_its_rounding_is() -> None:

@@ -24,6 +24,8 @@ from escalade.ops.conv2d_weight_gradient.rungs.rung import (
 
 K_TILE = 64
 """Pixels per k-tile."""
+ONES_BYTES = 256
+"""Columns of ones, whose products with the gradients are the bias's."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
             (config.tiles(f), count, 1),
             ((config.warpgroups + 1) * 128, 1, 1),
             (gradients, pixels, Buffer(parts.PARTS), arguments.shape(f), config.part_slabs),
-            shared_bytes=config.stages * (config.stage_bytes + 16),
+            shared_bytes=config.stages * (config.stage_bytes + 16) + ONES_BYTES * problem.bias,
             overlap=True,
         )
         return parts.recipe(problem, product, count)
