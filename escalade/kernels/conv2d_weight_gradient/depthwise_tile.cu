@@ -1,18 +1,22 @@
 // parts[part][k][r][s] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][k]; for the bias, of
 // gradient[p][k] alone
 //
-// Depthwise, NHWC. A CTA owns BLOCK_CHANNELS channels of every step-th tile of the output. TMA brings the gradients of a
-// tile and the inputs that they meet, zeros outside the image, STAGES tiles ahead: bytes in flight need no registers. A
-// thread owns two channels of a segment of an output row, and walks along it with the inputs of all taps in registers, so
+// Depthwise, NHWC. A CTA owns BLOCK_CHANNELS channels of every step-th tile of the output. Asynchronous copies bring the
+// gradients of a tile and the inputs that they meet, zeros outside the image, STAGES tiles ahead: bytes in flight need no
+// registers. A thread owns two channels of a segment of an output row, and walks along it with the inputs of all taps in registers, so
 // that it reads an input once per filter row. Sums of all taps stay in registers from tile to tile. At the end, the sums
 // of threads with the same channels are added up in smem, in a fixed order.
 // Limiter: memory for 3x3; instruction issue for larger filters.
 //
-// Rung: `depthwise_tile`.
+// Rung              switches
+//   depthwise_staged
+//   depthwise_tile  BY_TMA
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;             // problem.dtype
 constexpr bool HAS_BIAS = true;    // problem.bias
 constexpr int CHANNELS = 8;        // forward.channels
+constexpr int HEIGHT = 5;          // forward.height
+constexpr int WIDTH = 10;          // forward.width
 constexpr int FILTER_HEIGHT = 3;   // forward.filter_height
 constexpr int FILTER_WIDTH = 3;    // forward.filter_width
 constexpr int STRIDE_H = 1;        // forward.stride[0]
@@ -59,12 +63,71 @@ struct Tile {
           column(index % TILES_ACROSS * TILE_COLUMNS) {}
 };
 
-__device__ __forceinline__ void load_tile(u32 stage, const TensorMap& x, const TensorMap& gradient, u32 full,
-                                          const Tile& tile, int channel) {
-    barrier_expect(full, WINDOW_BYTES + GRADIENT_BYTES);
-    tma_load_4d(stage, x, full, channel, tile.column * STRIDE_W - PAD_W, tile.row * STRIDE_H - PAD_H, tile.image);
-    tma_load_4d(stage + GRADIENT_AT, gradient, full, channel, tile.column, tile.row, tile.image);
-}
+// Copies a tile into a stage: `load` issues them, `wait` waits for the oldest stage of all. Called by all threads.
+#ifdef BY_TMA
+struct Copies {
+    const TensorMap &x, &gradient;
+    u32 stages, full;  // of each stage, its barrier
+
+    __device__ __forceinline__ void begin() const {
+        if (threadIdx.x) return;
+        for (int i = 0; i < STAGES; ++i) barrier_init(full + 8 * i, 1);
+        fence_barrier_init();
+        prefetch_map(x);
+        prefetch_map(gradient);
+    }
+    __device__ __forceinline__ void load(int stage, const Tile& tile, bool exists, int channel) const {
+        if (threadIdx.x || !exists) return;
+        const u32 to = stages + stage * STAGE_BYTES, barrier = full + 8 * stage;
+        barrier_expect(barrier, WINDOW_BYTES + GRADIENT_BYTES);
+        tma_load_4d(to, x, barrier, channel, tile.column * STRIDE_W - PAD_W, tile.row * STRIDE_H - PAD_H, tile.image);
+        tma_load_4d(to + GRADIENT_AT, gradient, barrier, channel, tile.column, tile.row, tile.image);
+    }
+    __device__ __forceinline__ void wait(int stage, u32 parity) const { barrier_wait(full + 8 * stage, parity); }
+};
+#else
+struct Copies {
+    static constexpr int ROW_BYTES = CHANNELS * sizeof(Element);
+    static constexpr int BYTES = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : 4;  // per copy
+    static constexpr int UNIT = BYTES / sizeof(Element), UNITS = BLOCK_CHANNELS / UNIT;
+    const Element *x, *gradient;
+    u32 stages;
+
+    __device__ __forceinline__ void begin() const {}
+    __device__ __forceinline__ void load(int stage, const Tile& tile, bool exists, int channel) const {
+        const u32 to = stages + stage * STAGE_BYTES;
+        if (exists) {
+            copy<WINDOW_HEIGHT, WINDOW_WIDTH, HEIGHT, WIDTH>(to, x, tile.image, tile.row * STRIDE_H - PAD_H,
+                                                             tile.column * STRIDE_W - PAD_W, channel);
+            copy<TILE_ROWS, TILE_COLUMNS, OUTPUT_HEIGHT, OUTPUT_WIDTH>(to + GRADIENT_AT, gradient, tile.image, tile.row,
+                                                                       tile.column, channel);
+        }
+        copy_async_commit();
+    }
+    __device__ __forceinline__ void wait(int, u32) const {
+        copy_async_wait<STAGES - 1>();
+        __syncthreads();
+    }
+
+private:
+    // A box of ROWS by COLUMNS pixels, whose corner may be outside the image.
+    template <int ROWS, int COLUMNS, int IMAGE_HEIGHT, int IMAGE_WIDTH>
+    __device__ __forceinline__ void copy(u32 to, const Element* from, int image, int first_row, int first_column,
+                                         int first_channel) const {
+        for (int i = threadIdx.x; i < ROWS * COLUMNS * UNITS; i += THREADS) {
+            const int row = first_row + i / (COLUMNS * UNITS), column = first_column + i / UNITS % COLUMNS;
+            const int channel = first_channel + i % UNITS * UNIT;
+            const bool inside = 0 <= row && row < IMAGE_HEIGHT && 0 <= column && column < IMAGE_WIDTH &&
+                                channel < CHANNELS;
+            const long long pixel = (1LL * image * IMAGE_HEIGHT + row) * IMAGE_WIDTH + column;
+            const Element* at = from + (inside ? pixel * CHANNELS + channel : 0);
+            if constexpr (BYTES == 16) copy_async_16(to + i * BYTES, at, inside);
+            else if constexpr (BYTES == 8) copy_async_8(to + i * BYTES, at, inside);
+            else copy_async_4(to + i * BYTES, at, inside);
+        }
+    }
+};
+#endif
 
 __device__ __forceinline__ float2 two_at(const Element* address) {
     const Pack<Element, 2> pair = load_pack<Element, 2>(address);
@@ -95,25 +158,27 @@ __device__ __forceinline__ void multiply_add(float2 (&sums)[SUMS], const Element
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    conv2d_weight_gradient_depthwise_tile(const __grid_constant__ TensorMap x_map,
-                                          const __grid_constant__ TensorMap gradient_map, float* __restrict__ parts,
+#ifdef BY_TMA
+    conv2d_weight_gradient_depthwise_tile(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap gradients,
+                                          float* __restrict__ parts, int tiles) {
+#else
+    conv2d_weight_gradient_depthwise_tile(const Element* x, const Element* gradients, float* __restrict__ parts,
                                           int tiles) {
+#endif
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const stages =
         shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_BYTES / sizeof(Element));
-    const u32 full = shared_address(shared_part(reinterpret_cast<u64*>(shared_memory + BARRIERS_AT), STAGES));
+#ifdef BY_TMA
+    const Copies copies{x, gradients, shared_address(stages),
+                        shared_address(shared_part(reinterpret_cast<u64*>(shared_memory + BARRIERS_AT), STAGES))};
+#else
+    const Copies copies{x, gradients, shared_address(stages)};
+#endif
     const int block_channel = blockIdx.x % CHANNEL_BLOCKS * BLOCK_CHANNELS;
     const int part = blockIdx.x / CHANNEL_BLOCKS, step = gridDim.x / CHANNEL_BLOCKS;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) barrier_init(full + 8 * i, 1);
-        fence_barrier_init();
-        prefetch_map(x_map);
-        prefetch_map(gradient_map);
-        wait_for_previous_launch();
-        for (int i = 0; i < STAGES && part + i * step < tiles; ++i)
-            load_tile(shared_address(stages) + i * STAGE_BYTES, x_map, gradient_map, full + 8 * i, Tile(part + i * step),
-                      block_channel);
-    }
+    copies.begin();
+    wait_for_previous_launch();
+    for (int i = 0; i < STAGES; ++i) copies.load(i, Tile(part + i * step), part + i * step < tiles, block_channel);
     __syncthreads();
 
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
@@ -128,13 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int index = part; index < tiles; index += step) {
         const Element* const from = stages + stage * (STAGE_BYTES / sizeof(Element));
         const Tile tile(index);
-        barrier_wait(full + 8 * stage, parity);
+        copies.wait(stage, parity);
         if (works && (OUTPUT_HEIGHT % TILE_ROWS == 0 || tile.row + row < OUTPUT_HEIGHT))
             multiply_add(sums, from + window, from + gradient, OUTPUT_WIDTH - tile.column - column);
         __syncthreads();  // all have read the stage
         const int next = index + STAGES * step;
-        if (threadIdx.x == 0 && next < tiles)
-            load_tile(shared_address(from), x_map, gradient_map, full + 8 * stage, Tile(next), block_channel);
+        copies.load(stage, Tile(next), next < tiles, block_channel);
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 

@@ -10,7 +10,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
-from escalade.ops.conv2d_weight_gradient.rungs.depthwise_tile import DEPTHWISE_TILE
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise_tile import DEPTHWISE_STAGED, DEPTHWISE_TILE
 from escalade.ops.conv2d_weight_gradient.rungs.direct import ATOMICS, DIRECT, SHARED_SUMS
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
@@ -81,6 +81,7 @@ SMALL_PROBLEMS = tuple(
         "64to128_5_k1s1g2_b3",  # one group to a tile
         "120to72_5x4_k3s1g6_b2_bias",  # three groups of 20 channels would fit a tile, but not end at a multiple of 8
         "36to36_8x9_k3x5s2x1p1x2d1x2g36_b2",
+        "22to22_7x6_k3s1g22_b2_bias",  # depthwise, 44 bytes per pixel
         "24to24_19x17_k5x3s2x1p1x1g24_b3",  # several tiles, and the last of a row or column not full
         "10to10_7_k5s3p2d2g10_b1_bias",
         "1to1_1_k1s1_b1",
@@ -99,6 +100,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
             SHARED_SUMS,
             DIRECT,
             DEPTHWISE,
+            DEPTHWISE_STAGED,
             DEPTHWISE_TILE,
             SKINNY,
             FEW_CHANNELS,
@@ -120,8 +122,8 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
         """Omits `atomics` and `shared_sums`, which are not deterministic."""
         return (
-            "depthwise_tile", "depthwise", "wgmma_groups", "window", "few_channels", "wgmma", "window_split",
-            "wgmma_split", "skinny", "direct",
+            "depthwise_tile", "depthwise_staged", "depthwise", "wgmma_groups", "window", "few_channels", "wgmma",
+            "window_split", "wgmma_split", "skinny", "direct",
         )  # fmt: skip
 
     def forms(

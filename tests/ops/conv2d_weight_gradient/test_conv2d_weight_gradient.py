@@ -20,7 +20,11 @@ from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE, DepthwiseConfig
-from escalade.ops.conv2d_weight_gradient.rungs.depthwise_tile import DEPTHWISE_TILE, TileConfig
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise_tile import (
+    DEPTHWISE_STAGED,
+    DEPTHWISE_TILE,
+    TileConfig,
+)
 from escalade.ops.conv2d_weight_gradient.rungs.parts import SplitWork
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
@@ -37,6 +41,11 @@ DTYPE = dict.fromkeys(("atomics", "shared_sums", "wgmma_split", "window_split"),
 """The dtype for rungs without fp16."""
 NAMES = tuple(rung.name for rung in OPERATION.ladder)
 each_fast_rung = pytest.mark.parametrize("rung", [WGMMA, WINDOW], ids=lambda rung: rung.name)
+
+
+each_tiled_rung = pytest.mark.parametrize(
+    "rung", [DEPTHWISE_STAGED, DEPTHWISE_TILE], ids=lambda rung: rung.name
+)
 
 
 def half(name: str, dtype: str = "fp16") -> Conv2dWeightGradientProblem:
@@ -77,7 +86,12 @@ def in_groups(gradient: torch.Tensor, groups: int) -> torch.Tensor:
 
 def groups_of(rung: str, channels: int) -> int:
     """Return the groups for testing a rung."""
-    return {"depthwise": channels, "depthwise_tile": channels, "wgmma_groups": 4}.get(rung, 1)
+    return {
+        "depthwise": channels,
+        "depthwise_staged": channels,
+        "depthwise_tile": channels,
+        "wgmma_groups": 4,
+    }.get(rung, 1)
 
 
 def assert_close(result: torch.Tensor, right: torch.Tensor) -> None:
@@ -197,7 +211,8 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
     dtype = DTYPE.get(rung, torch.float16)
     channels = MOST_CHANNELS.get(rung, 72)
-    groups, filters = groups_of(rung, channels), {"depthwise": channels, "wgmma_groups": 48}.get(rung, 136)
+    groups = groups_of(rung, channels)
+    filters = {1: 136, channels: channels}.get(groups, 48)
     x, gradient = tensors(3, channels, 7, 6, filters=filters, stride=stride, dtype=dtype)
     given: dict[str, Any] = {"stride": stride, "padding": 1, "groups": groups, "rung": rung}
     of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, bias=True, **given)
@@ -234,21 +249,30 @@ def test_a_walk_down_a_depthwise_column_keeps_the_stride(seed: int) -> None:
         check(OPERATION, DEPTHWISE, problem, config, CPU, seed)
 
 
-def test_a_cta_adds_up_tiles_of_several_images(seed: int) -> None:
+@each_tiled_rung
+def test_a_cta_adds_up_tiles_of_several_images(rung: Any, seed: int) -> None:
     """More tiles than stages, and a last CTA with fewer than the others."""
     for name in ("24to24_11x9_k3s1g24_b3_bias", "16to16_9x14_k5x3s2x1p1x0g16_b2"):
         for config in (TileConfig(16, 4, 1, 3, 2, rounds=7), TileConfig(8, 2, 3, 2, 3, rounds=4)):
-            check(OPERATION, DEPTHWISE_TILE, half(name), config, CPU, seed)
+            check(OPERATION, rung, half(name), config, CPU, seed)
 
 
-def test_infinity_reaches_no_tap_through_the_rest_of_a_tile(seed: int) -> None:
+@pytest.mark.parametrize("channels", [2, 6, 20])
+def test_copies_are_as_wide_as_the_channels_allow(channels: int, seed: int) -> None:
+    """4 and 8 bytes, and channels beyond the last in a CTA."""
+    problem = half(f"{channels}to{channels}_6x5_k3s2g{channels}_b2_bias")
+    check(OPERATION, DEPTHWISE_STAGED, problem, TileConfig(16, 3, 1, 2, 2, rounds=2), CPU, seed)
+
+
+@each_tiled_rung
+def test_infinity_reaches_no_tap_through_the_rest_of_a_tile(rung: Any, seed: int) -> None:
     """A tile that reaches beyond the image, and an infinity in its last corner."""
     problem = half("8to8_5x6_k3s1g8_b1")
     inputs = OPERATION.inputs(problem, CPU, seed)
     inputs["x"][0, 0, 4, 5] = torch.inf
     inputs["gradient"].fill_(1.0)
     y = OPERATION.output(problem, CPU)
-    bind(DEPTHWISE_TILE.recipe(problem, TileConfig(8, 4, 1, 3, 2)), {**inputs, "y": y}, problem.name)()
+    bind(rung.recipe(problem, TileConfig(8, 4, 1, 3, 2)), {**inputs, "y": y}, problem.name)()
     assert torch.equal(y.isfinite(), OPERATION.reference(problem, inputs).isfinite()) and not y.isnan().any()
 
 

@@ -255,7 +255,7 @@ def even_shares(p: Conv2dProblem) -> list[int]:
     """Return channels per CTA: even shares in units of a copy, close to the preferred size, preferably whole
     sectors."""
     unit = VECTOR_BYTES // p.element_bytes
-    units = p.channels // unit
+    units = ceil_div(p.channels, unit)
     shares = sorted({ceil_div(units, parts) for parts in range(1, units + 1)})
 
     def badness(share: int) -> float:

@@ -1,4 +1,4 @@
-"""Weight gradients of depthwise convolutions on Hopper: TMA loads tiles, and threads hold the sums of all taps."""
+"""Weight gradients of depthwise convolutions: tiles are copied asynchronously, and threads hold sums of all taps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from escalade.device.architecture import WITH_WGMMA
+from escalade.device.architecture import ALL_ARCHITECTURES, WITH_WGMMA
 from escalade.device.program import Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, TiledMap
+from escalade.device.sources import Constant, Macro
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
@@ -47,6 +48,9 @@ CONFLICTS = 1.3
 """Passes per read of shared memory (a guess)."""
 SECTOR = 32
 """Copy granularity in bytes."""
+COPY = 14
+"""Instructions per copy that a thread issues, with its address."""
+COPY_BYTES = (16, 8, 4)
 BESIDE = 0.2
 """Share of the shorter of memory and SM time that is not hidden."""
 
@@ -75,6 +79,7 @@ class _Tiling:
     problem: Conv2dWeightGradientProblem
     config: TileConfig
     card: Card
+    by_tma: bool
 
     @property
     def forward(self) -> Conv2dProblem:
@@ -147,19 +152,24 @@ class _Tiling:
         tiles = ctas * c.rounds
         reads = 1 + f.filter_height * min(f.stride[1], f.filter_width)
         converted = 2 * reads if f.element_bytes == 2 else 0
-        busy = tiles * warps * (c.segment * (reads + converted + 2 * self.sums) + 50) / rate
+        taken: float = warps * (c.segment * (reads + converted + 2 * self.sums) + 50)
+        if not self.by_tma:
+            row = f.channels * f.element_bytes
+            each_copy = next(bytes for bytes in COPY_BYTES if row % bytes == 0)
+            taken += COPY * self.stage_bytes / each_copy / WARP
+        busy = tiles * taken / rate
         read = tiles * warps * c.segment * reads * CONFLICTS
         pixel = c.channels * f.element_bytes
         copied = (
             tiles * self.stage_bytes * ceil_div(pixel, SECTOR) * SECTOR / pixel / self.card.rates.copies.loads
         )
         waits = START * ceil_div(ctas, resident) + c.rounds * TURN / resident
-        taken = sorted((busy, read, copied))
+        parallel = sorted((busy, read, copied))
         reduced = parts.reduction_cycles(self.parts, self.problem.part_elements, self.card)
-        return waits + taken[2] + 0.3 * taken[1] + reduced
+        return waits + parallel[2] + 0.3 * parallel[1] + reduced
 
 
-def _candidates(problem: Conv2dWeightGradientProblem, card: Card) -> Iterator[_Tiling]:
+def _candidates(problem: Conv2dWeightGradientProblem, card: Card, by_tma: bool) -> Iterator[_Tiling]:
     f = problem.forward
     sums = f.taps + problem.bias
     segments = [segment for segment in cuts(f.output_width) if segment * f.taps * 2 <= MOST_CODE]
@@ -169,20 +179,22 @@ def _candidates(problem: Conv2dWeightGradientProblem, card: Card) -> Iterator[_T
                 for rows in cuts(f.output_height):
                     for stages in STAGES:
                         config = TileConfig(channels, segment, across, rows, stages)
-                        tiling = _Tiling(problem, config, card)
+                        tiling = _Tiling(problem, config, card, by_tma)
                         if not LEAST_THREADS <= tiling.threads <= MOST_THREADS and rows * across > 1:
                             continue
                         registers = 2 * sums + 2 * f.taps + BESIDES
                         shared = tiling.shared_bytes
                         blocks = min(fitting_blocks(card, tiling.threads, registers, shared), MOST_BLOCKS)
                         if max(tiling.window) <= BOX and shared <= card.shared_bytes and blocks:
-                            resident = _Tiling(problem, config.changed(blocks_per_sm=blocks), card)
-                            yield _Tiling(problem, resident.config.changed(rounds=resident.one_wave), card)
+                            resident = _Tiling(problem, config.changed(blocks_per_sm=blocks), card, by_tma)
+                            yield _Tiling(
+                                problem, resident.config.changed(rounds=resident.one_wave), card, by_tma
+                            )
 
 
 @lru_cache(4096)
-def _best_first(problem: Conv2dWeightGradientProblem, card: Card) -> tuple[TileConfig, ...]:
-    tilings = sorted(_candidates(problem, card), key=lambda tiling: tiling.clocks)
+def _best_first(problem: Conv2dWeightGradientProblem, card: Card, by_tma: bool) -> tuple[TileConfig, ...]:
+    tilings = sorted(_candidates(problem, card, by_tma), key=lambda tiling: tiling.clocks)
     return tuple(tiling.config for tiling in tilings[:MOST_CONFIGS])
 
 
@@ -190,11 +202,15 @@ def _best_first(problem: Conv2dWeightGradientProblem, card: Card) -> tuple[TileC
 class DepthwiseTile(WeightGradientRung[TileConfig]):
     layouts: tuple[str, ...] = ("nhwc",)
     takes_groups = True
-    architectures = WITH_WGMMA
+    by_tma: bool = False
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return WITH_WGMMA if self.by_tma else ALL_ARCHITECTURES
 
     def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
-        unit = VECTOR_BYTES // f.element_bytes
+        unit = VECTOR_BYTES // f.element_bytes if self.by_tma else 2
         if not f.groups == f.channels == f.filters:
             return f"{self.name} takes one filter per channel; direct takes any"
         if f.dilation != (1, 1) or f.taps + problem.bias > MOST_SUMS:
@@ -204,31 +220,25 @@ class DepthwiseTile(WeightGradientRung[TileConfig]):
             )
         if f.channels % unit:
             return f"{self.name} takes multiples of {unit} channels, not {f.channels}; depthwise takes any"
-        if not _best_first(problem, self.card):
+        if not self.configs(problem):
             return f"{self.name} has no tile whose window fits into shared memory; depthwise needs none"
         return None
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[TileConfig, ...]:
-        return _best_first(problem, self.card)
+        return _best_first(problem, self.card, self.by_tma)
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: TileConfig) -> float:
-        clocks = _Tiling(problem, config, self.card).clocks
+        clocks = _Tiling(problem, config, self.card, self.by_tma).clocks
         return overlapped(self.card, clocks, problem.traffic, BESIDE) + self.card.rates.launch_us
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: TileConfig) -> Recipe:
-        f, tiling = problem.forward, _Tiling(problem, config, self.card)
-        element = "fp32" if f.dtype == "tf32" else f.dtype
-        product = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/depthwise_tile.cu",
-                problem=problem,
-                forward=f,
-                tiling=tiling,
-                config=config,
-            ),
-            (tiling.channel_blocks * tiling.parts, 1, 1),
-            (tiling.threads, 1, 1),
-            (
+        f, tiling = problem.forward, _Tiling(problem, config, self.card, self.by_tma)
+        generated: dict[str, Constant] = {}
+        operands: tuple[Argument, ...] = (Buffer("x"), Buffer("gradient"))
+        if self.by_tma:
+            generated["BY_TMA"] = Macro("")
+            element = "fp32" if f.dtype == "tf32" else f.dtype
+            operands = (
                 TiledMap(
                     Buffer("x"), element, (f.channels, f.width, f.height, f.batch),
                     (config.channels, tiling.window[1], tiling.window[0], 1), swizzle=0,
@@ -237,24 +247,43 @@ class DepthwiseTile(WeightGradientRung[TileConfig]):
                     Buffer("gradient"), element, (f.channels, f.output_width, f.output_height, f.batch),
                     (config.channels, tiling.columns, config.rows, 1), swizzle=0,
                 ),
-                Buffer(parts.PARTS),
-                tiling.tiles,
+            )  # fmt: skip
+        product = KernelCall(
+            Program.of(
+                "conv2d_weight_gradient/depthwise_tile.cu",
+                constants=generated,
+                problem=problem,
+                forward=f,
+                tiling=tiling,
+                config=config,
             ),
+            (tiling.channel_blocks * tiling.parts, 1, 1),
+            (tiling.threads, 1, 1),
+            (*operands, Buffer(parts.PARTS), tiling.tiles),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
-        )  # fmt: skip
+        )
         return parts.recipe(problem, product, tiling.parts)
 
 
-# Prediction for 144to144_56_k3s1g144 at batch 64 in fp16, 0.5 GFLOP and 116 MB.
-DEPTHWISE_TILE = DepthwiseTile(
-    "depthwise_tile",
-    "TMA keeps tiles of x and the gradient in flight, with zeros beyond borders, and a thread walks along a row of two "
-    "channels with the inputs of all taps in registers",
+# Predictions for 144to144_56_k3s1g144 at batch 64 in fp16, 0.5 GFLOP and 116 MB.
+DEPTHWISE_STAGED = DepthwiseTile(
+    "depthwise_staged",
+    "asynchronous copies keep tiles of x and the gradient in flight, and a thread walks along a row of two channels "
+    "with the inputs of all taps in registers",
     below="depthwise",
     # `depthwise` took 100 us, three times the memory's 28: loads wait in registers, and 16 warps per SM have too few of
     # them in flight; keeping inputs in a ring of registers (half the loads) took 110. Here 55 KB per CTA are in flight;
-    # a pair of channels takes 30 instructions per pixel, 15 us, which the copies hide: 35 us.
-    predicted_gain=2.8,
+    # a pair of channels takes 30 instructions per pixel and its share of the copies 5 more, 17 us, which hide: 38 us.
+    predicted_gain=2.6,
     dtypes=MULTIPLIED,
+)
+DEPTHWISE_TILE = DepthwiseTile(
+    "depthwise_tile",
+    "TMA copies the tiles, with zeros beyond borders: one thread, and no addresses",
+    below="depthwise_staged",
+    # The instructions of copies are gone, but memory was the limit.
+    predicted_gain=1.08,
+    dtypes=MULTIPLIED,
+    by_tma=True,
 )
