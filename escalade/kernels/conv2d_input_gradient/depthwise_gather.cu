@@ -59,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_input_gradient_depthwise_gather(const Element* __restrict__ gradient, const Element* __restrict__ weight,
                                            const Element* __restrict__ aux, const Element* __restrict__ bias,
                                            Element* __restrict__ y, ConvShape shape, int cells, int part_cells) {
-    __shared__ alignas(16) Element filters[TAPS][BLOCK_CHANNELS];
+    __shared__ __align__(16) unsigned char shared_memory[TAPS * BLOCK_CHANNELS * sizeof(Element)];
+    auto filters = reinterpret_cast<Element(*)[BLOCK_CHANNELS]>(shared_memory);
     wait_for_previous_launch();
     const int first_channel = blockIdx.y * BLOCK_CHANNELS, lane = threadIdx.x % LANES * VECTOR;
     for (int at = threadIdx.x; at < TAPS * BLOCK_CHANNELS; at += THREADS) {
