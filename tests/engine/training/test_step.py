@@ -408,6 +408,37 @@ def test_kernels_have_all_gradients_of_layer_norms(kind: type[nn.LayerNorm], dty
     assert len(narrow) >= (0 if dtype == "fp32" else 5), "casts around norms remain, except the loss's"
 
 
+class _Shuffled(nn.Module):
+    """One half of the channels passes a convolution; a shuffle written with views mixes the halves again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            kept, read = x.chunk(2, 1)
+            batch, channels, *sides = x.shape
+            joined = torch.cat((kept, F.relu(conv(read))), 1)
+            x = joined.view(batch, 2, channels // 2, *sides).transpose(1, 2).reshape(x.shape)
+        return x
+
+
+def test_shuffles_and_their_gradients_are_one_kernel_each() -> None:
+    torch.manual_seed(0)
+    model = _Shuffled()
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x, target = torch.randn(2, 16, 7, 9), torch.randn(2, 16, 7, 9)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-4)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-4)
+    ran = [one.node.op for one in step.plan.steps if one.runs]
+    assert ran.count("shuffle") == 4
+    assert not {"permute", "reshape"} & set(ran)
+
+
 class _Transposed(nn.Module):
     """Transposed convolutions of every kind, each after an activation, on images that grow and shrink again."""
 
