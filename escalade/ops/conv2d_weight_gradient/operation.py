@@ -17,6 +17,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHAN
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA, WGMMA_GROUPS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
+from escalade.ops.conv2d_weight_gradient.rungs.tensor_core import TENSOR_CORE
 from escalade.ops.shared.images import LAYOUTS
 
 PROBLEMS = tuple(
@@ -84,6 +85,8 @@ SMALL_PROBLEMS = tuple(
         "22to22_7x6_k3s1g22_b2_bias",  # depthwise, 44 bytes per pixel
         "24to24_19x17_k5x3s2x1p1x1g24_b3",  # several tiles, and the last of a row or column not full
         "10to10_7_k5s3p2d2g10_b1_bias",
+        "58to30_7_k1s1_b3_bias",  # 116 and 60 bytes per pixel
+        "12to34_9x8_k3s2p2x0d1x2_b2",
         "1to1_1_k1s1_b1",
     )
 )
@@ -102,6 +105,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
             DEPTHWISE,
             DEPTHWISE_STAGED,
             DEPTHWISE_TILE,
+            TENSOR_CORE,
             SKINNY,
             FEW_CHANNELS,
             WGMMA,
@@ -123,7 +127,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
         """Omits `atomics` and `shared_sums`, which are not deterministic."""
         return (
             "depthwise_tile", "depthwise_staged", "depthwise", "wgmma_groups", "window", "few_channels", "wgmma",
-            "window_split", "wgmma_split", "skinny", "direct",
+            "window_split", "wgmma_split", "skinny", "tensor_core", "direct",
         )  # fmt: skip
 
     def forms(
