@@ -5,7 +5,7 @@
 // requested. SCALED: each channel of x was multiplied by 2^exponents[channel], each of the gradient by
 // 2^exponents[channels + filter]; this undoes both (common/halves.cuh). Limiter: L2, where the parts were just written.
 //
-// Rungs: `shared_sums`, `direct`, `depthwise`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split`,
+// Rungs: `shared_sums`, `direct`, `depthwise`, `tensor_core`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split`,
 // `window_split`.
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
