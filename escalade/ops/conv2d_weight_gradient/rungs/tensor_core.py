@@ -71,7 +71,9 @@ class _Tiling:
     @property
     def tiles(self) -> int:
         f, c = self.problem.forward, self.config
-        return f.groups * ceil_div(f.group_filters, c.filters) * ceil_div(f.taps * f.group_channels, c.columns)
+        return (
+            f.groups * ceil_div(f.group_filters, c.filters) * ceil_div(f.taps * f.group_channels, c.columns)
+        )
 
     @property
     def k_tiles(self) -> int:
