@@ -48,6 +48,7 @@ from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA_GROUPS
+from escalade.ops.conv2d_weight_gradient.rungs.tensor_core import TENSOR_CORE
 from escalade.ops.shared import prologue
 from escalade.ops.shared.activation import VECTORS
 
@@ -449,7 +450,7 @@ class Conv2dWeightGradient(Operator):
         forward = filter_problem(Conv2dProblem, node, image, filters, dtype=forms.stored)
         problem = Conv2dWeightGradientProblem(forward)
         if node.attributes["groups"] != 1 and all(
-            rung.supports(problem) for rung in (DEPTHWISE, WGMMA_GROUPS)
+            rung.supports(problem) for rung in (DEPTHWISE, WGMMA_GROUPS, TENSOR_CORE)
         ):
             return None  # only the naive rung supports other groups
         return Lowered(CONV2D_WEIGHT_GRADIENT, problem)

@@ -34,10 +34,10 @@ __device__ __forceinline__ void multiply(float (&acc)[COUNT], u64 gradients, u64
 }
 
 // Stores 64 filters x 64 channels of one tap: sums[FIRST] and the following 31. `to` is the first filter's first
-// channel, filters are `pitch` apart; `filters` and `channels` bound those that exist. Four lanes store 32 contiguous
-// bytes.
-template <int FIRST, int COUNT>
-__device__ __forceinline__ void store_box(const float (&acc)[COUNT], float* to, long long pitch, int filters,
+// channel, filters are `pitch` apart; `filters` and `channels` bound those that exist. Four lanes store eight
+// contiguous sums.
+template <int FIRST, class To, int COUNT>
+__device__ __forceinline__ void store_box(const float (&acc)[COUNT], To* to, long long pitch, int filters,
                                           int channels) {
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
@@ -48,7 +48,8 @@ __device__ __forceinline__ void store_box(const float (&acc)[COUNT], float* to, 
         for (int block = 0; block < BOX / 8; ++block) {
             const int first = FIRST + block * 4 + half * 2;
             if (block * 8 < channels)  // a multiple of 8
-                store_pack(to + row * pitch + block * 8 + column, Pack<float, 2>{{acc[first], acc[first + 1]}});
+                store_pack(to + row * pitch + block * 8 + column,
+                           Pack<To, 2>{{from_float<To>(acc[first]), from_float<To>(acc[first + 1])}});
         }
     }
 }

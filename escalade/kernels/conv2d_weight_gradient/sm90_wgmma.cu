@@ -4,9 +4,9 @@
 // A GEMM over output pixels on Hopper, NHWC: one CTA per tile of TILE_M filters by TILE_N columns (boxes of 64 channels
 // of a tap) and part of the pixels. TMA loads k-tiles of 64 pixels into a ring of stages, windows in im2col mode; wgmma
 // takes both operands MN-major, as in memory, pixel by pixel. Accumulators are stored as fp32 parts, reduced by a
-// second launch in a fixed order. In CTAs of the first columns, eight further columns of ones sum the gradients for the
-// bias: CUDA cores would take longer for a k-tile than the tensor cores, and the launch would wait for these CTAs.
-// With groups a tile has the filters of as many groups as fit a box, by their channels: one box per tap. Products of
+// second launch in a fixed order; one part is the result (sums.cuh). In CTAs of the first columns, eight further columns
+// of ones sum the gradients for the bias: CUDA cores would take longer for a k-tile than the tensor cores, and the
+// launch would wait for these CTAs. With groups a tile has the filters of as many groups as fit a box, by their channels: one box per tap. Products of
 // different groups are computed as well and not stored.
 // Limiter: loads from L2, 48 bytes per cycle with tiles of 128x256; with few filters or channels, memory.
 //
@@ -26,10 +26,12 @@ constexpr int BLOCKS_PER_SM = 1;   // config.blocks_per_sm
 constexpr int GROUP_FILTERS = 0;   // forward.group_filters if forward.groups > 1 else 0
 constexpr int GROUP_CHANNELS = 0;  // forward.group_channels if forward.groups > 1 else 0
 constexpr int GROUPS = 1;          // groups: groups per tile
+constexpr bool DIRECT = false;      // direct
 #endif
 
 #include "common/wgmma_widths.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
+#include "conv2d_weight_gradient/sums.cuh"
 
 constexpr int K_TILE = 64;  // pixels per stage
 constexpr int BOX_BYTES = K_TILE * ROW_BYTES;
@@ -142,20 +144,20 @@ __device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, BiasAccumula
 }
 
 // Four lanes have the sums of a filter. The first `filters` are stored.
-__device__ __forceinline__ void store_bias(const BiasAccumulators& bias, float* to, int filters) {
+__device__ __forceinline__ void store_bias(const BiasAccumulators& bias, Sum* to, int filters) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int filter = i * BOX + row + half * 8;
-            if (lane % 4 == 0 && filter < filters) to[filter] = bias[i][half * 2];
+            if (lane % 4 == 0 && filter < filters) to[filter] = from_float<Sum>(bias[i][half * 2]);
         }
 }
 
 // Stores one tap of a tile's groups: of each filter, those of the 64 channels that are its group's.
 template <int FIRST>
-__device__ __forceinline__ void store_groups(const Accumulators& acc, float* to, long long pitch, int filters) {
+__device__ __forceinline__ void store_groups(const Accumulators& acc, Sum* to, long long pitch, int filters) {
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16 + lane / 4, first_column = lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -166,47 +168,48 @@ __device__ __forceinline__ void store_groups(const Accumulators& acc, float* to,
         for (int i = 0; i < BOX / 4; ++i) {
             const int channel = i / 2 * 8 + first_column + i % 2 - own;
             if (0 <= channel && channel < GROUP_CHANNELS)
-                to[row * pitch + channel] = acc[0][FIRST + i / 2 * 4 + half * 2 + i % 2];
+                to[row * pitch + channel] = from_float<Sum>(acc[0][FIRST + i / 2 * 4 + half * 2 + i % 2]);
         }
     }
 }
 
 template <int I, int J>
 __device__ __forceinline__ void store_boxes(const Accumulators& acc, const Tile& tile, const ConvShape& shape,
-                                            int row_box, int column_box, float* part) {
+                                            int row_box, int column_box, Sum* to) {
     const int box = tile.first_box + column_box + J, filter = tile.first_filter + (row_box + I) * BOX;
     if (GROUPED) {
         const long long pitch = 1LL * tile.boxes * GROUP_CHANNELS;
         if (box < tile.boxes)
-            store_groups<J * 32>(acc, part + tile.first_filter * pitch + box * GROUP_CHANNELS, pitch, tile.filters);
+            store_groups<J * 32>(acc, to + tile.first_filter * pitch + box * GROUP_CHANNELS, pitch, tile.filters);
     } else if (box < tile.boxes) {
         const int channel = box % tile.channel_boxes * BOX;
         const long long pitch = 1LL * shape.filter_height * shape.filter_width * shape.channels;
-        store_box<J * 32>(acc[I], part + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
+        store_box<J * 32>(acc[I], to + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
                           shape.filters - filter, shape.channels - channel);
     }
-    if constexpr (J + 1 < BLOCKS_N) store_boxes<I, J + 1>(acc, tile, shape, row_box, column_box, part);
-    else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(acc, tile, shape, row_box, column_box, part);
+    if constexpr (J + 1 < BLOCKS_N) store_boxes<I, J + 1>(acc, tile, shape, row_box, column_box, to);
+    else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(acc, tile, shape, row_box, column_box, to);
 }
 
 // A warpgroup's boxes. Both versions have accumulators of their own: shared ones would make the compiler wait for each
 // wgmma.
 template <bool WITH_BIAS>
 __device__ __forceinline__ void compute(const Stages& ring, const Tile& tile, const ConvShape& shape, int row_box,
-                                        int column_box, float* part, float* bias_part) {
+                                        int column_box, const Sums& to) {
     Accumulators acc = {};
     BiasAccumulators bias = {};
     const u64 ones = overlapping_descriptor(ring.stages + Stages::BYTES, ONES_BYTES / 2, ONES_BYTES / 2);
     multiply_k_tiles<WITH_BIAS>(acc, bias, ones, ring, tile.k_tiles, row_box, column_box);
-    store_boxes<0, 0>(acc, tile, shape, row_box, column_box, part);
+    store_boxes<0, 0>(acc, tile, shape, row_box, column_box, to.weights);
     const int filter = row_box * BOX;
-    if (WITH_BIAS) store_bias(bias, bias_part + tile.first_filter + filter, tile.filters - filter);
+    if (WITH_BIAS && to.bias != nullptr)
+        store_bias(bias, to.bias + tile.first_filter + filter, tile.filters - filter);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_sm90_wgmma(const __grid_constant__ TensorMap gradient_map,
-                                      const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts,
-                                      ConvShape shape, int part_k_tiles) {
+                                      const __grid_constant__ TensorMap pixel_map, Sum* __restrict__ parts,
+                                      Sum* __restrict__ bias_gradient, ConvShape shape, int part_k_tiles) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
     const Tile tile(shape, part_k_tiles);
@@ -220,8 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     const long long filter_elements = 1LL * shape.filter_height * shape.filter_width *
                                       (GROUPED ? GROUP_CHANNELS : shape.channels);
-    const long long weights = shape.filters * filter_elements;
-    float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
+    const Sums own(parts, bias_gradient, blockIdx.y, shape.filters * filter_elements, shape.filters);
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == WARPGROUPS) {
         if constexpr (MOVES_REGISTERS) release_registers<40>();
@@ -231,6 +233,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (MOVES_REGISTERS) claim_registers<232>();
     const int row_box = warpgroup % WARPGROUPS_M * BLOCKS_M, column_box = warpgroup / WARPGROUPS_M * BLOCKS_N;
     if (HAS_BIAS && tile.first_box + column_box == 0)
-        compute<true>(ring, tile, shape, row_box, column_box, part, part + weights);
-    else compute<false>(ring, tile, shape, row_box, column_box, part, nullptr);
+        compute<true>(ring, tile, shape, row_box, column_box, own);
+    else compute<false>(ring, tile, shape, row_box, column_box, own);
 }

@@ -1,4 +1,5 @@
-// parts[part][k][r][s][c] = sum over the part's output pixels p of gradient[p][k] * x[window(p, r, s)][c], in NHWC
+// parts[part][k][r][s][c] = sum over the part's output pixels p of gradient[p][k] * x[window(p, r, s)][c], in NHWC; if
+// there is one part, the results (conv2d_weight_gradient/sums.cuh)
 //
 // A GEMM on mma.sync: rows are the filters of a group, columns its taps times channels, and k is pixels. cp.async copies
 // k-tiles of both operands into a ring of STAGES, a row per pixel as stored; ldmatrix transposes 16-bit operands. Copies
@@ -32,18 +33,20 @@ constexpr int TILE_COLUMNS = 64;  // config.columns
 constexpr int PIXELS = 32;        // config.pixels: per k-tile
 constexpr int STAGES = 3;         // config.stages
 constexpr int BLOCKS_PER_SM = 2;  // config.blocks_per_sm
+constexpr bool DIRECT = false;    // direct
 #endif
 
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"
+#include "conv2d_weight_gradient/sums.cuh"
 
 constexpr int COLUMNS = FILTER_HEIGHT * FILTER_WIDTH * CHANNELS;  // of a group
 constexpr int FILTER_TILES = (FILTERS + TILE_FILTERS - 1) / TILE_FILTERS;
 constexpr int COLUMN_TILES = (COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS;
-constexpr long long ELEMENTS = 1LL * GROUPS * FILTERS * (COLUMNS + HAS_BIAS);  // per part
+constexpr long long WEIGHTS = 1LL * GROUPS * FILTERS * COLUMNS;
 constexpr bool POINTWISE = FILTER_HEIGHT * FILTER_WIDTH == 1 && STRIDE_H * STRIDE_W == 1 && PAD_H + PAD_W == 0;
-constexpr bool PAIRS = COLUMNS % 2 == 0 && ELEMENTS % 2 == 0;  // two sums are stored at once
+constexpr bool PAIRS = COLUMNS % 2 == 0 && (DIRECT || !HAS_BIAS || GROUPS * FILTERS % 2 == 0);  // stored at once
 
 constexpr int TILES_M = TILE_FILTERS / 32, TILES_N = 4;  // blocks of 16 filters and of 8 columns per warp
 constexpr int WARPS_M = 2, THREADS = WARPS_M * TILE_COLUMNS;
@@ -222,7 +225,8 @@ struct Accumulators {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_tensor_core(const Element* __restrict__ x, const Element* __restrict__ gradients,
-                                       float* __restrict__ parts, ConvShape shape, int part_tiles) {
+                                       Sum* __restrict__ parts, Sum* __restrict__ bias_gradient, ConvShape shape,
+                                       int part_tiles) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* const stages = shared_part(reinterpret_cast<Element*>(shared_memory), STAGES * STAGE_ELEMENTS);
     auto windows = reinterpret_cast<Window(*)[PIXELS]>(
@@ -271,26 +275,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (++stage == STAGES) stage = 0;
     }
 
-    float* const own = parts + blockIdx.y * ELEMENTS;
+    const Sums own(parts, bias_gradient, blockIdx.y, WEIGHTS, GROUPS * FILTERS);
 #pragma unroll
     for (int i = 0; i < TILES_M; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int filter = tile.filter + warp_filter + i * 16 + half * 8 + lane / 4;
-            if (filter >= FILTERS) continue;
-            const int of_all = tile.group * FILTERS + filter;
-            if (with_ones && lane % 4 == 0)
-                own[1LL * GROUPS * FILTERS * COLUMNS + of_all] = acc.of_ones[i][0][half * 2];
+            const int in_group = tile.filter + warp_filter + i * 16 + half * 8 + lane / 4;
+            if (in_group >= FILTERS) continue;
+            const int filter = tile.group * FILTERS + in_group;
+            if (with_ones && lane % 4 == 0 && own.bias != nullptr)
+                own.bias[filter] = from_float<Sum>(acc.of_ones[i][0][half * 2]);
 #pragma unroll
             for (int j = 0; j < TILES_N; ++j) {
                 const int column = tile.column + warp_column + j * 8 + lane % 4 * 2;
-                float* const to = own + 1LL * of_all * COLUMNS + column;
+                Sum* const to = own.weights + 1LL * filter * COLUMNS + column;
                 const float low = acc.of[i][j][half * 2], high = acc.of[i][j][half * 2 + 1];
                 if (PAIRS) {
-                    if (column < COLUMNS) store_pack(to, Pack<float, 2>{low, high});
+                    if (column < COLUMNS) store_pack(to, Pack<Sum, 2>{{from_float<Sum>(low), from_float<Sum>(high)}});
                 } else {
-                    if (column < COLUMNS) to[0] = low;
-                    if (column + 1 < COLUMNS) to[1] = high;
+                    if (column < COLUMNS) to[0] = from_float<Sum>(low);
+                    if (column + 1 < COLUMNS) to[1] = from_float<Sum>(high);
                 }
             }
         }

@@ -20,12 +20,13 @@ from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA, WGMMA_GROUPS
+from escalade.ops.conv2d_weight_gradient.rungs.tensor_core import TENSOR_CORE
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import empty_images_like, form_of, layout_of, shape_of
 from escalade.ops.shared.pooling import as_pair
 
 Gradients = tuple[torch.Tensor, torch.Tensor]
-_ON_TENSOR_CORES = (WGMMA, WGMMA_GROUPS, FEW_CHANNELS, SKINNY, WGMMA_SPLIT)
+_ON_TENSOR_CORES = (WGMMA, WGMMA_GROUPS, FEW_CHANNELS, SKINNY, TENSOR_CORE, WGMMA_SPLIT)
 
 
 def conv2d_weight_gradient(

@@ -250,14 +250,8 @@ def test_kernels_have_all_gradients_of_separable_convolutions() -> None:
     assert steps.count("pointwise") + steps.count("relu") <= 2, (
         "but for the last, functions are the normalisations'"
     )
-    left = [
-        one.node
-        for one in step.plan.steps
-        if one.runs and one.in_pytorch and one.node.op.startswith("conv2d")
-    ]
-    assert {(one.op, one.attributes["groups"]) for one in left} == {
-        ("conv2d_weight_gradient", groups) for groups in (2, 4)
-    }
+    in_pytorch = {one.node.op for one in step.plan.steps if one.runs and one.in_pytorch}
+    assert not any(op.startswith("conv2d") for op in in_pytorch), "of any number of groups"
 
 
 class _Graph:

@@ -30,6 +30,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHAN
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import TILES, WGMMA, WgmmaConfig
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW, WindowConfig
+from escalade.ops.conv2d_weight_gradient.rungs.tensor_core import TENSOR_CORE
 from tests import formulas
 from tests.support import Sample, check
 
@@ -156,6 +157,23 @@ def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int)
     total = WGMMA.recipe(problem, config).steps[-1]
     assert isinstance(total, KernelCall) and ("LANES", lanes) in total.program.constants
     check(OPERATION, WGMMA, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize(
+    ("rung", "pieces"),
+    [(WGMMA, "part_slabs"), (TENSOR_CORE, "part_tiles")],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_one_part_is_the_result(rung: Any, pieces: str, seed: int) -> None:
+    """One launch, also if the gradient of the bias is not requested."""
+    problem = half("8to24_5x6_k1s1_b2_bias")
+    config = replace(rung.configs(problem)[0], **{pieces: 9})
+    recipe = rung.recipe(problem, config)
+    assert len(recipe.steps) == 1 and not recipe.workspaces
+    check(OPERATION, rung, problem, config, CPU, seed)
+    inputs, y = OPERATION.inputs(problem, CPU, seed), OPERATION.output(problem, CPU)
+    bind(recipe, {**inputs, "y": y}, problem.name)()
+    assert_close(y, OPERATION.reference(problem, inputs))
 
 
 @pytest.mark.parametrize(
@@ -345,6 +363,7 @@ def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> Non
     assert choose(OPERATION, half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
     assert choose(OPERATION, half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
     assert choose(OPERATION, half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
+    assert choose(OPERATION, half("58to60_28_k1s1_b256"), CPU).rung.name == "tensor_core"
     assert choose(OPERATION, half("256to3_32_k3s1_b256"), CPU).rung.name == "skinny"
 
 

@@ -25,8 +25,17 @@ _WAVES = (0.25, 0.5, 0.75, 1, 2, 3, 4, 5, 6, 7, 8)
 """Numbers of waves to consider; less than one where the reduction dominates."""
 
 
-def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int) -> Recipe:
-    """Return the recipe of a launch that writes `parts` partial sums, and of their reduction."""
+def targets(direct: bool) -> tuple[Buffer, Buffer]:
+    """Return where a kernel with `Sums` stores: in the results if `direct`, else in the workspace."""
+    return Buffer("y" if direct else PARTS), Buffer("bias_gradient", optional=True)
+
+
+def recipe(
+    problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int, direct: bool = False
+) -> Recipe:
+    """Return the recipe of a launch that writes `parts` partial sums, and of their reduction; `direct`: the results."""
+    if direct:
+        return Recipe((product,))
     return Recipe((product, total(problem, parts)), (workspace(problem, parts),))
 
 
@@ -80,14 +89,15 @@ class SplitWork:
     elements: int
     """Elements per partial sum, over all tiles."""
     card: Card
+    direct: bool = False
+    """True if a kernel stores the results itself when there is one part."""
 
     def cost(self, each: int) -> float:
         """Return the cycles with `each` pieces per part: waves of CTAs, and the reduction."""
         parts = ceil_div(self.pieces, each)
         waves = ceil_div(self.tiles * parts, self.slots)
-        return waves * (each * self.cycles + _START_CYCLES) + reduction_cycles(
-            parts, self.elements, self.card
-        )
+        reduced = 0 if parts == 1 and self.direct else reduction_cycles(parts, self.elements, self.card)
+        return waves * (each * self.cycles + _START_CYCLES) + reduced
 
     def best(self, most: int = _MANY) -> int:
         """Return the best number of pieces per part, up to `most`."""
@@ -99,4 +109,5 @@ class SplitWork:
         return min((ceil_div(self.pieces, parts) for parts in wanted), key=self.cost)
 
     def microseconds(self, problem: Conv2dWeightGradientProblem, each: int) -> float:
-        return self.card.microseconds(self.cost(each), problem.traffic, launches=2)
+        launches = 1 if each >= self.pieces and self.direct else 2
+        return self.card.microseconds(self.cost(each), problem.traffic, launches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from escalade.device.architecture import WITH_WGMMA
+from escalade.device.recipe import Recipe
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.rung import ConvolutionRung
@@ -41,3 +42,7 @@ class HopperRung(WeightGradientRung[C]):
         if f.channels % MULTIPLE or f.filters % MULTIPLE:
             return f"{self.name} takes multiples of {MULTIPLE} channels and filters, not {f.channels} and {f.filters}"
         return None
+
+    def in_parts(self, problem: Conv2dWeightGradientProblem, config: C) -> Recipe:
+        """Return the recipe with partial sums in the workspace even if there is one part."""
+        return self.recipe(problem, config)

@@ -93,7 +93,7 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         products: list[KernelCall | ConstantCopy] = []
         counts: list[int] = []
         for (of_x, of_gradient), pair_config in self._pairs(problem, config):
-            inner = self.inner.on(self.card).recipe(_halved(problem), pair_config)
+            inner = self.inner.on(self.card).in_parts(_halved(problem), pair_config)
             placed = Recipe(inner.steps[:1]).remap(
                 {
                     "x": Buffer(f"{of_x}_x"),

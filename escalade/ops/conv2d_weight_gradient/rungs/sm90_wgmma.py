@@ -56,7 +56,8 @@ class WgmmaConfig(Config):
         products = self.filters * self.columns * K_TILE / PRODUCT_RATE
         cycles = max(products, self.stage_bytes / card.rates.copies.tma_gradient) * self.blocks_per_sm
         f, slots = problem.forward, card.multiprocessors * self.blocks_per_sm
-        return parts.SplitWork(self.tiles(f), _k_tiles(f), cycles, slots, problem.part_elements, card)
+        elements = problem.part_elements
+        return parts.SplitWork(self.tiles(f), _k_tiles(f), cycles, slots, elements, card, direct=True)
 
 
 TILES = (
@@ -125,6 +126,12 @@ class Wgmma(HopperRung[WgmmaConfig]):
         return replace(config, part_slabs=config.work(problem, self.card).best(most))
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> Recipe:
+        return self._recipe(problem, config, direct=config.part_slabs >= _k_tiles(problem.forward))
+
+    def in_parts(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> Recipe:
+        return self._recipe(problem, config, direct=False)
+
+    def _recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, direct: bool) -> Recipe:
         f = problem.forward
         gradients = TiledMap(Buffer("gradient"), f.dtype, (f.filters, f.output_pixels), (BOX, K_TILE))
         pixels = Windows.of(f).pixel_map(Buffer("x"), K_TILE)
@@ -136,14 +143,15 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 forward=f,
                 config=config,
                 groups=groups_per_box(f) if f.groups > 1 else 1,
+                direct=direct,
             ),
             (config.tiles(f), count, 1),
             ((config.warpgroups + 1) * 128, 1, 1),
-            (gradients, pixels, Buffer(parts.PARTS), arguments.shape(f), config.part_slabs),
+            (gradients, pixels, *parts.targets(direct), arguments.shape(f), config.part_slabs),
             shared_bytes=config.stages * (config.stage_bytes + 16) + ONES_BYTES * problem.bias,
             overlap=True,
         )
-        return parts.recipe(problem, product, count)
+        return parts.recipe(problem, product, count, direct)
 
 
 # Predictions for 64to64_56_k3s1 at batch 256 in fp16, 59 GFLOP.

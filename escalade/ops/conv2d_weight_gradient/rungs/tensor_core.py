@@ -114,7 +114,8 @@ class _Tiling:
         busy = sorted((multiplied, read, issued, copied))
         cycles = max((busy[3] + 0.3 * busy[2]) * c.blocks_per_sm, TURN)
         slots = self.card.multiprocessors * c.blocks_per_sm
-        return parts.SplitWork(self.tiles, self.k_tiles, cycles, slots, self.problem.part_elements, self.card)
+        elements = self.problem.part_elements
+        return parts.SplitWork(self.tiles, self.k_tiles, cycles, slots, elements, self.card, direct=True)
 
 
 def copied_at_once(elements: int, element_bytes: int) -> int:
@@ -185,14 +186,21 @@ class TensorCore(WeightGradientRung[TensorCoreConfig]):
                 products=SPLIT_PRODUCTS if f.dtype == "fp32" else 1,
                 forward=f,
                 config=config,
+                direct=count == 1,
             ),
             (tiling.tiles, count, 1),
             (config.threads, 1, 1),
-            (Buffer("x"), Buffer("gradient"), Buffer(parts.PARTS), arguments.shape(f), config.part_tiles),
+            (
+                Buffer("x"),
+                Buffer("gradient"),
+                *parts.targets(count == 1),
+                arguments.shape(f),
+                config.part_tiles,
+            ),
             shared_bytes=tiling.shared_bytes,
             overlap=True,
         )
-        return parts.recipe(problem, launch, count)
+        return parts.recipe(problem, launch, count, direct=count == 1)
 
 
 # Prediction for 58to58_28_k1s1 at batch 64 in fp16, 0.34 GFLOP and 12 MB.
