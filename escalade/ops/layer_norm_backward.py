@@ -20,7 +20,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.layer_norm import EPSILON, RegistersConfig, registers_configs
-from escalade.ops.shared.rows import LAYOUTS, check_fields
+from escalade.ops.shared.rows import LAYOUTS, check_fields, normalize_dtype
 
 # --- the problem
 
@@ -29,13 +29,16 @@ from escalade.ops.shared.rows import LAYOUTS, check_fields
 class LayerNormBackwardProblem(Named):
     """Gradients of y[row] = (x[row] - mean) * rstd * weight + bias, where mean and rstd are those of each row of x.
 
-    Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features] of the `dtype`. `weight`, which is
-    optional, and the results `weight_gradient` and `bias_gradient` are fp32 vectors. With `rms` the mean counts as 0.
-    The statistics are computed from x: that costs less than reading them.
+    Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features]: x of the `dtype`, dy and dx of the
+    dtypes `gradient` and `output`. `weight`, which is optional, and the results `weight_gradient` and `bias_gradient`
+    are fp32 vectors. With `rms` the mean counts as 0. The statistics are computed from x: that costs less than reading
+    them.
     """
 
     NAME: ClassVar = NamePattern(
-        "gradients of layer normalization", "{features}_b{batch}{rms?_rms}{weight?_weight}[_eps{epsilon}]"
+        "gradients of layer normalization",
+        "{features}_b{batch}{rms?_rms}{weight?_weight}[_from{gradient:fp32|fp16|bf16}][_to{output:fp32|fp16|bf16}]"
+        "[_eps{epsilon}]",
     )
 
     batch: int
@@ -45,11 +48,27 @@ class LayerNormBackwardProblem(Named):
     epsilon: float = EPSILON
     dtype: str = "fp32"
     layout: str = "flat"
+    gradient: str = ""
+    """Dtype of dy; empty if it is that of x."""
+    output: str = ""
+    """Dtype of dx; empty if it is that of x."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm_backward", self, DTYPES, {"features": self.features})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
+        for field in ("gradient", "output"):
+            normalize_dtype("layer_norm_backward", self, field)
+
+    @property
+    def read(self) -> str:
+        """Dtype of dy."""
+        return self.gradient or self.dtype
+
+    @property
+    def result(self) -> str:
+        """Dtype of dx."""
+        return self.output or self.dtype
 
     @property
     def elements(self) -> int:
@@ -62,7 +81,8 @@ class LayerNormBackwardProblem(Named):
 
     @property
     def bytes(self) -> int:
-        return 3 * self.elements * ELEMENT_BYTES[self.dtype] + 4 * (2 + self.weight) * self.features
+        per_element = sum(ELEMENT_BYTES[dtype] for dtype in (self.dtype, self.read, self.result))
+        return per_element * self.elements + 4 * (2 + self.weight) * self.features
 
     @property
     def rounding(self) -> float:
@@ -118,25 +138,30 @@ _NARROW_THREADS = 256
 _MERGE_THREADS = 512
 
 
+def _width(problem: LayerNormBackwardProblem) -> int:
+    """Return the elements per access, 16 bytes of the widest dtype."""
+    p = problem
+    return min(widest_vector(dtype, p.features) for dtype in (p.dtype, p.read, p.result))
+
+
 @dataclass(frozen=True)
 class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
     def supports(self, problem: LayerNormBackwardProblem) -> str | None:
         if self._offered(problem):
             return None
-        width = widest_vector(problem.dtype, problem.features)
-        most = _MOST_THREADS * self._most_packs(problem) * width
+        most = _MOST_THREADS * self._most_packs(problem) * _width(problem)
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
     @staticmethod
     def _most_packs(problem: LayerNormBackwardProblem) -> int:
-        values = _MOST_REGISTERS * 4 // ELEMENT_BYTES[problem.dtype]
-        return values // widest_vector(problem.dtype, problem.features)
+        values = _MOST_REGISTERS * 4 // max(ELEMENT_BYTES[dtype] for dtype in (problem.dtype, problem.read))
+        return values // _width(problem)
 
     def configs(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
-        packs = problem.features // widest_vector(problem.dtype, problem.features)
+        packs = problem.features // _width(problem)
         few_rows = problem.batch <= self.card.busy_blocks
         most = self._most_packs(problem)
         return registers_configs(packs, most, _MOST_THREADS, _NARROW_THREADS, few_rows)
@@ -149,9 +174,8 @@ class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
 
     def recipe(self, problem: LayerNormBackwardProblem, config: RegistersConfig) -> Recipe:
         p, splits = problem, self._splits(problem, config)
-        vector = widest_vector(p.dtype, p.features)
         first = kernel_call(
-            Program.of("layer_norm_backward/in_registers.cu", problem=p, config=config, vector=vector),
+            Program.of("layer_norm_backward/in_registers.cu", problem=p, config=config, vector=_width(p)),
             splits,
             config.threads,
             *_arguments(p, _PARTIAL),
@@ -180,16 +204,17 @@ IN_REGISTERS = InRegisters(
 
 def random_inputs(problem: LayerNormBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal gradients, and rows with a mean and a spread of their own."""
-    rows, features, kind = problem.batch, problem.features, STORAGE[problem.dtype]
+    rows, features = problem.batch, problem.features
     x = draw.normal(rows, features) * (1 + draw.normal(rows, 1).abs()) + draw.normal(rows, 1)
-    tensors = {"gradient": draw.normal(rows, features).to(kind), "x": x.to(kind)}
+    gradient = draw.normal(rows, features)
+    tensors = {"gradient": gradient.to(STORAGE[problem.read]), "x": x.to(STORAGE[problem.dtype])}
     if problem.weight:
         tensors["weight"] = 1 + 0.3 * draw.normal(features)
     return tensors
 
 
 def empty_output(problem: LayerNormBackwardProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.dtype], device=device)
+    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.result], device=device)
 
 
 def gradients(
@@ -215,14 +240,14 @@ def exact(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 def peer(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
     """PyTorch's gradients of the norm; those of RMS norm in single operators. In fp32 if the weight is."""
     if problem.rms:
-        return gradients(problem, inputs, torch.float32)[0].to(STORAGE[problem.dtype])
+        return gradients(problem, inputs, torch.float32)[0].to(STORAGE[problem.result])
     x, gradient, weight = inputs["x"].float(), inputs["gradient"].float(), inputs.get("weight")
     sizes = [problem.features]
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, sizes, weight, None, problem.epsilon)
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
         gradient, x, sizes, mean, rstd, weight, None, [True, problem.weight, False]
     )
-    return found[0].to(STORAGE[problem.dtype])
+    return found[0].to(STORAGE[problem.result])
 
 
 # --- the operation
@@ -239,8 +264,10 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(3_136, 768),
         LayerNormBackwardProblem(12_608, 384),
         LayerNormBackwardProblem(8_192, 4_096, rms=True),
+        LayerNormBackwardProblem(6_304, 768, gradient="fp16"),
     )
-    """The norms of a ConvNeXt and of a small vision transformer at batch 64, and rows of a language model's width."""
+    """The norms of a ConvNeXt and of a small vision transformer at batch 64, rows of a language model's width, and a
+    vision transformer's norm at batch 32 in mixed training."""
     small_problems = (
         LayerNormBackwardProblem(37, 96),
         LayerNormBackwardProblem(5, 33),
@@ -249,8 +276,13 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(300, 8),
         LayerNormBackwardProblem(70, 24, rms=True, weight=False),
         LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
+        LayerNormBackwardProblem(70, 88, gradient="fp16"),
+        LayerNormBackwardProblem(5, 1030, gradient="bf16", output="bf16"),
+        LayerNormBackwardProblem(41, 40, weight=False, dtype="fp16", gradient="fp32", output="fp32"),
+        LayerNormBackwardProblem(19, 24, rms=True, output="fp16"),
     )
-    """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
+    """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths; gradients in
+    another dtype than x."""
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True

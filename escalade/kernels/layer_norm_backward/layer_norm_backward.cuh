@@ -11,7 +11,9 @@
 #include "common/ptx.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;             // problem.dtype
+using Element = float;             // problem.dtype: that of x
+using Gradient = float;            // problem.read: the dtype of dy
+using Result = float;              // problem.result: the dtype of dx
 constexpr bool HAS_MEAN = true;    // not problem.rms
 constexpr bool HAS_WEIGHT = true;  // problem.weight
 #endif
