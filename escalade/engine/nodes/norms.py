@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Graph, Node, dtype_name, product
 from escalade.engine.nodes.base import (
     CAPTURE,
@@ -93,9 +93,11 @@ class LayerNorm(_RowOperator):
         {"x": ROWS, **dict.fromkeys(_PARAMETERS, OPTIONAL_ROW)},
         {"epsilon": EPSILON, "rms": FLAG, "relu": FLAG},
     )
+    values = ("x",)
     takes_expressions = True
     mixes_types = True
     computes_in_fp32 = True
+    takes_casts = True
 
     @match_aten(*_LAYER_NORMS)
     def _match_any_rank(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -144,14 +146,15 @@ class LayerNorm(_RowOperator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
-        if forms.typed and forms.value(node.inputs["x"]).dtype != form.dtype:
-            return None
+        x = NAMES.get(forms.value(node.inputs["x"]).dtype) if forms.typed else forms.stored
         features = form.shape[1 if node.attributes.get("of_channels") else -1]
         rows = prod(form.shape) // max(1, features)
-        wide = (
-            forms.typed and form.dtype != torch.float32 and any(role in node.inputs for role in _PARAMETERS)
-        )
-        if wide and features > MOST_THREADS * MOST_VALUES:
+        inner = _adjacent_rows(node, form)
+        wide = forms.typed and x != "fp32" and any(role in node.inputs for role in _PARAMETERS)
+        is_mixed = x != forms.stored
+        if x is None or (is_mixed and inner > 1):
+            return None
+        if (wide or is_mixed) and features > MOST_THREADS * MOST_VALUES:
             return None
         if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # too long for one block
             problem = problem_from(
@@ -159,9 +162,9 @@ class LayerNorm(_RowOperator):
                 batch=rows, channels=features, height=1, width=1, groups=1, layout="nchw", dtype=forms.stored,
             )  # fmt: skip
             return Lowered(GROUP_NORM, problem)
-        inner = _adjacent_rows(node, form)
         sizes = {"batch": rows // inner, "features": features, "inner": inner, "wide": wide}
-        return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, dtype=forms.stored))
+        types = {"dtype": x, "output": forms.stored}
+        return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, **types))
 
 
 def _flattened(graph: Graph, name: str, parameter: str) -> str:
@@ -179,6 +182,7 @@ class LayerNormBackward(Operator):
     values = ("gradient", "x")
     mixes_types = True
     computes_in_fp32 = True
+    takes_casts = True
 
     @match_aten("native_layer_norm_backward")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -209,23 +213,24 @@ class LayerNormBackward(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
-        return gradients(_backward_problem(node, x.shape, "fp32"), inputs)[0].view(x.shape).to(x.dtype)
+        return gradients(_backward_problem(node, x.shape), inputs)[0].view(x.shape).to(x.dtype)
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        _, *found = gradients(_backward_problem(node, inputs["x"].shape, "fp32"), inputs)
+        _, *found = gradients(_backward_problem(node, inputs["x"].shape), inputs)
         shape: tuple[int, ...] = node.shape  # type: ignore[assignment]  # a step has concrete sizes
         return {name: one.float().view(shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        form = forms.value(node.name)
-        if any(forms.value(node.inputs[role]).dtype != form.dtype for role in self.values):
+        gradient, x = (NAMES.get(forms.value(node.inputs[role]).dtype) for role in self.values)
+        if gradient is None or x is None:
             return None
-        return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, form.shape, forms.stored))
+        types = {"dtype": x, "gradient": gradient, "output": forms.stored}
+        return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, forms.value(node.name).shape, **types))
 
 
-def _backward_problem(node: Node, shape: Sequence[int], dtype: str) -> LayerNormBackwardProblem:
+def _backward_problem(node: Node, shape: Sequence[int], **types: str) -> LayerNormBackwardProblem:
     rows = prod(shape) // node.attributes["features"]
-    return problem_from(LayerNormBackwardProblem, node, batch=rows, dtype=dtype)
+    return problem_from(LayerNormBackwardProblem, node, batch=rows, **types)
 
 
 class GroupNorm(Operator):

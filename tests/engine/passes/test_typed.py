@@ -12,7 +12,7 @@ from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.passes import optimize_step
-from escalade.engine.passes.casts import lift_casts
+from escalade.engine.passes.casts import fuse_casts, lift_casts
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -101,3 +101,41 @@ def test_layers_take_no_operand_of_another_type() -> None:
         for found, wanted in pairs:
             torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.1)
     assert fused
+
+
+class Norms(nn.Module):
+    """A norm of rounded values, and two of values in fp32 before a layer in 16 bits, one with a transpose between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.layer = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.places = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.layer_norm(x.bfloat16(), (8,)) + self.places
+        x = x + self.layer(self.first(x).transpose(0, 1)).transpose(0, 1)
+        return self.layer(self.second(x))
+
+
+def test_fused_casts_change_no_value_that_is_returned() -> None:
+    """Every value of the graph, returned beside its results, has the values and the dtype that it had."""
+    x = torch.randn(2, 3, 8)
+    before = capture_step(Norms(), F.mse_loss, (x,), (torch.randn(2, 3, 8),), autocast=BRAIN).graph
+    norms = [node.name for node in before if node.op.startswith("layer_norm")]
+    assert len(norms) == 5
+    values = given_to(before)
+    fused = []
+    for name in ("", *(node.name for node in before if node.is_floating)):
+        graph = before.copy()
+        if name:
+            graph.outputs = (*graph.outputs, name)
+            graph.output_types = (*graph.output_types, graph.nodes[name].dtype)
+        expected = results(graph, values)
+        fuse_casts(graph)
+        for found, wanted in zip(results(graph, values), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        narrow = [graph.dtype_of(norm) is BRAIN for norm in norms]
+        narrow += [graph.dtype_of(graph.nodes[norm].inputs["gradient"]) is BRAIN for norm in norms[3:]]
+        fused.append(sum(narrow))
+    assert fused[0] == max(fused) == 5, "three results and two gradients are in 16 bits"
+    assert min(fused) == 4, "a wide value that is returned stays"
