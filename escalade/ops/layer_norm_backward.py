@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import require
 from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -32,13 +33,14 @@ class LayerNormBackwardProblem(Named):
     Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features]: x of the `dtype`, dy and dx of the
     dtypes `gradient` and `output`. `weight`, which is optional, and the results `weight_gradient` and `bias_gradient`
     are fp32 vectors. With `rms` the mean counts as 0. The statistics are computed from x: that costs less than reading
-    them.
+    them. A `residual` of the dtype of that name, such as the gradient of x from another branch, is added to dx. With
+    `rounded` dx is written a second time, in that dtype.
     """
 
     NAME: ClassVar = NamePattern(
         "gradients of layer normalization",
         "{features}_b{batch}{rms?_rms}{weight?_weight}[_from{gradient:fp32|fp16|bf16}][_to{output:fp32|fp16|bf16}]"
-        "[_eps{epsilon}]",
+        "[_plus{residual:fp32|fp16|bf16}][_and{rounded:fp32|fp16|bf16}][_eps{epsilon}]",
     )
 
     batch: int
@@ -52,6 +54,10 @@ class LayerNormBackwardProblem(Named):
     """Dtype of dy; empty if it is that of x."""
     output: str = ""
     """Dtype of dx; empty if it is that of x."""
+    residual: str = ""
+    """Dtype of a value that is added to dx; empty if there is none."""
+    rounded: str = ""
+    """Dtype of a second copy of dx; empty if there is none."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm_backward", self, DTYPES, {"features": self.features})
@@ -59,6 +65,9 @@ class LayerNormBackwardProblem(Named):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         for field in ("gradient", "output"):
             normalize_dtype("layer_norm_backward", self, field)
+        for field in ("residual", "rounded"):
+            if getattr(self, field):
+                require("layer_norm_backward", field, getattr(self, field), DTYPES)
 
     @property
     def read(self) -> str:
@@ -71,6 +80,12 @@ class LayerNormBackwardProblem(Named):
         return self.output or self.dtype
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """Dtypes of all tensors of this shape."""
+        optional = (dtype for dtype in (self.residual, self.rounded) if dtype)
+        return (self.dtype, self.read, self.result, *optional)
+
+    @property
     def elements(self) -> int:
         return self.batch * self.features
 
@@ -81,7 +96,7 @@ class LayerNormBackwardProblem(Named):
 
     @property
     def bytes(self) -> int:
-        per_element = sum(ELEMENT_BYTES[dtype] for dtype in (self.dtype, self.read, self.result))
+        per_element = sum(ELEMENT_BYTES[dtype] for dtype in self.tensors)
         return per_element * self.elements + 4 * (2 + self.weight) * self.features
 
     @property
@@ -94,13 +109,14 @@ class LayerNormBackwardProblem(Named):
 
 
 _RESULTS = Buffer("weight_gradient"), Buffer("bias_gradient")
+ROUNDED = "rounded"
 _STATISTICS, _PARTIAL = Buffer("statistics"), Buffer("partial")
 
 
 def _arguments(problem: LayerNormBackwardProblem, workspace: Buffer) -> tuple[Argument, ...]:
     return (
         Buffer("gradient"), Buffer("x"), Buffer("weight", optional=True), Buffer("y"), workspace, problem.batch,
-        problem.features, float(problem.epsilon),
+        problem.features, float(problem.epsilon), Buffer("residual", optional=True), Buffer(ROUNDED, optional=True),
     )  # fmt: skip
 
 
@@ -140,8 +156,7 @@ _MERGE_THREADS = 512
 
 def _width(problem: LayerNormBackwardProblem) -> int:
     """Return the elements per access, 16 bytes of the widest dtype."""
-    p = problem
-    return min(widest_vector(dtype, p.features) for dtype in (p.dtype, p.read, p.result))
+    return min(widest_vector(dtype, problem.features) for dtype in problem.tensors)
 
 
 @dataclass(frozen=True)
@@ -210,6 +225,8 @@ def random_inputs(problem: LayerNormBackwardProblem, draw: Draw) -> dict[str, to
     tensors = {"gradient": gradient.to(STORAGE[problem.read]), "x": x.to(STORAGE[problem.dtype])}
     if problem.weight:
         tensors["weight"] = 1 + 0.3 * draw.normal(features)
+    if problem.residual:
+        tensors["residual"] = draw.normal(rows, features).to(STORAGE[problem.residual])
     return tensors
 
 
@@ -230,7 +247,10 @@ def gradients(
     result = scaled - normalized * (scaled * normalized).mean(-1, keepdim=True)
     if not problem.rms:
         result = result - scaled.mean(-1, keepdim=True)
-    return result * rstd, (gradient * normalized).sum(0), gradient.sum(0)
+    result = result * rstd
+    if "residual" in wide:
+        result = result + wide["residual"]
+    return result, (gradient * normalized).sum(0), gradient.sum(0)
 
 
 def exact(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
@@ -247,7 +267,8 @@ def peer(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
         gradient, x, sizes, mean, rstd, weight, None, [True, problem.weight, False]
     )
-    return found[0].to(STORAGE[problem.result])
+    dx = found[0] if problem.residual == "" else found[0] + inputs["residual"].float()
+    return dx.to(STORAGE[problem.result])
 
 
 # --- the operation
@@ -265,9 +286,10 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(12_608, 384),
         LayerNormBackwardProblem(8_192, 4_096, rms=True),
         LayerNormBackwardProblem(6_304, 768, gradient="fp16"),
+        LayerNormBackwardProblem(6_304, 768, gradient="fp16", residual="fp32", rounded="fp16"),
     )
     """The norms of a ConvNeXt and of a small vision transformer at batch 64, rows of a language model's width, and a
-    vision transformer's norm at batch 32 in mixed training."""
+    vision transformer's norm at batch 32 in mixed training, alone and behind a residual block."""
     small_problems = (
         LayerNormBackwardProblem(37, 96),
         LayerNormBackwardProblem(5, 33),
@@ -280,9 +302,12 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(5, 1030, gradient="bf16", output="bf16"),
         LayerNormBackwardProblem(41, 40, weight=False, dtype="fp16", gradient="fp32", output="fp32"),
         LayerNormBackwardProblem(19, 24, rms=True, output="fp16"),
+        LayerNormBackwardProblem(23, 200, gradient="fp16", residual="fp32", rounded="fp16"),
+        LayerNormBackwardProblem(4, 1030, rms=True, residual="bf16"),
+        LayerNormBackwardProblem(6, 33, weight=False, residual="fp16", rounded="fp32"),
     )
     """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths; gradients in
-    another dtype than x."""
+    another dtype than x; residuals, and copies of dx."""
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True
@@ -293,11 +318,15 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
     def extra_outputs(
         self, problem: LayerNormBackwardProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        return {one.name: torch.empty(problem.features, device=device) for one in _RESULTS}
+        found = {one.name: torch.empty(problem.features, device=device) for one in _RESULTS}
+        if problem.rounded:
+            found[ROUNDED] = self.output(replace(problem, output=problem.rounded), device)
+        return found
 
     def extra_references(self, problem: LayerNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        _, *found = gradients(problem, inputs)
-        return {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
+        dx, *found = gradients(problem, inputs)
+        named = {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
+        return {**named, ROUNDED: dx} if problem.rounded else named
 
 
 LAYER_NORM_BACKWARD = LayerNormBackward()

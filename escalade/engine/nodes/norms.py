@@ -44,7 +44,7 @@ from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
 from escalade.ops.layer_norm import EPSILON as DEFAULT_EPSILON
 from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
-from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, LayerNormBackwardProblem, gradients
+from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, ROUNDED, LayerNormBackwardProblem, gradients
 from escalade.ops.shared.columns import MOST_LENGTH
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 
@@ -176,10 +176,13 @@ def _flattened(graph: Graph, name: str, parameter: str) -> str:
 
 
 class LayerNormBackward(Operator):
-    """dx of a LayerNorm; side outputs are the gradients of its weight and its bias. Its statistics are recomputed."""
+    """dx of a LayerNorm, plus a residual. Its statistics are recomputed.
+
+    Side outputs are the gradients of its weight and its bias, and a copy of dx in the dtype `rounded`.
+    """
 
     name = "layer_norm_backward"
-    values = ("gradient", "x")
+    values = ("gradient", "x", "residual")
     mixes_types = True
     computes_in_fp32 = True
     takes_casts = True
@@ -216,21 +219,25 @@ class LayerNormBackward(Operator):
         return gradients(_backward_problem(node, x.shape), inputs)[0].view(x.shape).to(x.dtype)
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        _, *found = gradients(_backward_problem(node, inputs["x"].shape), inputs)
+        found = gradients(_backward_problem(node, inputs["x"].shape), inputs)
+        named = zip((ROUNDED, *_GRADIENT_OUTPUTS), found, strict=True)
         shape: tuple[int, ...] = node.shape  # type: ignore[assignment]  # a step has concrete sizes
-        return {name: one.float().view(shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)}
+        return {name: one.float().view(shape) for name, one in named if name == node.attributes["buffer"]}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        gradient, x = (NAMES.get(forms.value(node.inputs[role]).dtype) for role in self.values)
-        if gradient is None or x is None:
+        roles = (role for role in self.values if role in node.inputs)
+        found = {role: NAMES.get(forms.value(node.inputs[role]).dtype) for role in roles}
+        known = {role: dtype for role, dtype in found.items() if dtype is not None}
+        if len(known) < len(found):
             return None
-        types = {"dtype": x, "gradient": gradient, "output": forms.stored}
+        types = {**known, "dtype": known["x"], "output": forms.stored}
+        del types["x"]
         return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, forms.value(node.name).shape, **types))
 
 
 def _backward_problem(node: Node, shape: Sequence[int], **types: str) -> LayerNormBackwardProblem:
     rows = prod(shape) // node.attributes["features"]
-    return problem_from(LayerNormBackwardProblem, node, batch=rows, **types)
+    return problem_from(LayerNormBackwardProblem, node, batch=rows, **{"residual": "", **types})
 
 
 class GroupNorm(Operator):

@@ -36,7 +36,7 @@ from escalade.engine.passes.layout import (
     reorder_flattened,
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
-from escalade.engine.passes.norms import recognize_norms
+from escalade.engine.passes.norms import fuse_norm_gradients, recognize_norms
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
@@ -124,6 +124,7 @@ def _epilogues(graph: Graph) -> None:
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
     ("fused_casts", fuse_casts),
+    ("layer_norm_backward", fuse_norm_gradients),
     ("shuffles", recognize_shuffles),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),

@@ -98,12 +98,18 @@ def narrow_autocast_layers(graph: Graph) -> None:
 def fuse_casts(graph: Graph) -> None:
     """Fuse casts into the layers before and after them, also through moves: these then move fewer bytes."""
     for node in graph:
-        operator = operator_of(node)
-        if operator.takes_casts:
-            for role in operator.values:
-                _read_uncast(graph, graph.nodes[node.name], role)
-            _write_cast(graph, graph.nodes[node.name])
+        fuse_casts_of(graph, node)
     graph.remove_dead_code()
+
+
+def fuse_casts_of(graph: Graph, node: Node) -> None:
+    """Fuse the casts of a node's operands and of its result into it, if its kernels can compute them."""
+    operator = operator_of(node)
+    if operator.takes_casts:
+        for role in operator.values:
+            if role in node.inputs:
+                _read_uncast(graph, graph.nodes[node.name], role)
+        _write_cast(graph, graph.nodes[node.name])
 
 
 def _read_uncast(graph: Graph, node: Node, role: str) -> None:

@@ -8,7 +8,7 @@
 
 extern "C" __global__ void layer_norm_backward_naive(const Gradient* gradient, const Element* x, const float* weight,
                                                      Result* y, float2* statistics, int rows, int features,
-                                                     float epsilon) {
+                                                     float epsilon, const Residual* residual, Rounded* rounded) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
@@ -28,7 +28,10 @@ extern "C" __global__ void layer_norm_backward_naive(const Gradient* gradient, c
     const RowSums sums(mean, sum, squares, products, features, epsilon);
     for (int f = 0; f < features; ++f) {
         const float g = times_weight(to_float(gradients[f]), weight, f);
-        y[row * features + f] = from_float<Result>(sums.gradient(g, sums.normalized(to_float(values[f]))));
+        float dx = sums.gradient(g, sums.normalized(to_float(values[f])));
+        if (HAS_RESIDUAL) dx += to_float(residual[row * features + f]);
+        y[row * features + f] = from_float<Result>(dx);
+        if (HAS_ROUNDED) rounded[row * features + f] = from_float<Rounded>(dx);
     }
     statistics[row] = make_float2(sums.mean, sums.rstd);
 }

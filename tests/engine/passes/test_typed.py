@@ -10,9 +10,14 @@ from torch import nn
 
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.norms import LayerNormBackward
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of
 from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import fuse_casts, lift_casts
+from escalade.engine.passes.norms import fuse_norm_gradients
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -117,14 +122,20 @@ class Norms(nn.Module):
         return self.layer(self.second(x))
 
 
+def _norms_graph() -> Graph:
+    x, target = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    return capture_step(Norms(), F.mse_loss, (x,), (target,), autocast=BRAIN).graph
+
+
 def test_fused_casts_change_no_value_that_is_returned() -> None:
     """Every value of the graph, returned beside its results, has the values and the dtype that it had."""
-    x = torch.randn(2, 3, 8)
-    before = capture_step(Norms(), F.mse_loss, (x,), (torch.randn(2, 3, 8),), autocast=BRAIN).graph
+    before = _norms_graph()
     norms = [node.name for node in before if node.op.startswith("layer_norm")]
     assert len(norms) == 5
     values = given_to(before)
-    fused = []
+    fused: list[int] = []
+    sums: list[int] = []
+    copies: list[int] = []
     for name in ("", *(node.name for node in before if node.is_floating)):
         graph = before.copy()
         if name:
@@ -134,8 +145,39 @@ def test_fused_casts_change_no_value_that_is_returned() -> None:
         fuse_casts(graph)
         for found, wanted in zip(results(graph, values), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        changed = graph.copy()
+        fuse_norm_gradients(changed)
+        for found, wanted in zip(results(changed, values), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-3)
+        sums.append(sum("residual" in node.inputs for node in changed if LayerNormBackward.matches(node)))
+        copies.append(
+            sum("rounded" in node.attributes for node in changed if LayerNormBackward.matches(node))
+        )
         narrow = [graph.dtype_of(norm) is BRAIN for norm in norms]
         narrow += [graph.dtype_of(graph.nodes[norm].inputs["gradient"]) is BRAIN for norm in norms[3:]]
         fused.append(sum(narrow))
     assert fused[0] == max(fused) == 5, "three results and two gradients are in 16 bits"
     assert min(fused) == 4, "a wide value that is returned stays"
+    assert sums[0] == max(sums) == 1 and min(sums) == 0, "a gradient that is returned is not added to"
+    assert copies[0] == max(copies) == 1 and min(copies) == 0
+
+
+def test_no_norm_adds_what_depends_on_its_own_gradients() -> None:
+    """A penalty on the gradient of a weight adds such a term; the kernel would have to read its own results."""
+    graph = _norms_graph()
+    fuse_casts(graph)
+    norms = [node for node in graph if LayerNormBackward.matches(node)]
+    (norm,) = (one for one in norms if all(Add.matches(reader) for reader in readers_of(one, graph)))
+    weight_gradient, _ = side_outputs_of(norm, graph)
+    (add,) = readers_of(norm, graph)
+    role, rest = next(pair for pair in add.inputs.items() if pair[1] != norm.name)
+    inputs = {"x": rest, "a": weight_gradient.name}
+    term = Pointwise.node("term", inputs, {"expression": "x + a"}, add.shape)
+    graph.insert_before(add.name, term)
+    graph.nodes[add.name] = add.with_inputs(**{role: "term"})
+    values = given_to(graph)
+    expected = results(graph, values)
+    fuse_norm_gradients(graph)
+    assert not any("residual" in graph.nodes[one.name].inputs for one in norms)
+    for found, wanted in zip(results(graph, values), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)

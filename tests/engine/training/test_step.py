@@ -449,8 +449,9 @@ def test_kernels_of_norms_cast_what_autocast_casts() -> None:
     norms = [one for one in problems if isinstance(one, LayerNormProblem)]
     assert [(one.dtype, one.result) for one in norms] == [("fp32", "bf16")] * 2 + [("bf16", "fp32")]
     gradients = [one for one in problems if isinstance(one, LayerNormBackwardProblem)]
-    types = [(one.read, one.dtype, one.result) for one in gradients]
-    assert types == [("fp32", "bf16", "bf16")] + [("bf16", "fp32", "fp32")] * 2
+    types = [(one.read, one.dtype, one.result, one.residual, one.rounded) for one in gradients]
+    behind_blocks = [("bf16", "fp32", "fp32", "fp32", "bf16"), ("bf16", "fp32", "fp32", "fp32", "")]
+    assert types == [("fp32", "bf16", "bf16", "", ""), *behind_blocks]
 
 
 class _Transposed(nn.Module):

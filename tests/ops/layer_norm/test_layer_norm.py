@@ -102,6 +102,14 @@ def test_gradients_of_any_dtype(x: str, y: str, gradient: str, seed: int) -> Non
     _check_all_configs(LAYER_NORM_BACKWARD, problem, seed)
 
 
+@pytest.mark.share(7)
+@pytest.mark.parametrize("rounded", ["", *DTYPES])
+@pytest.mark.parametrize(("x", "residual"), _TYPES)
+def test_residuals_and_copies_of_any_dtype(x: str, residual: str, rounded: str, seed: int) -> None:
+    problem = LayerNormBackwardProblem(70, 88, dtype=x, residual=residual, rounded=rounded)
+    _check_all_configs(LAYER_NORM_BACKWARD, problem, seed)
+
+
 def _check_all_configs(operation: Operation[Any], problem: Any, seed: int) -> None:
     assert operation.problem.parse(problem.name, problem.dtype) == problem
     for rung in operation.ladder.rungs:
@@ -110,8 +118,12 @@ def _check_all_configs(operation: Operation[Any], problem: Any, seed: int) -> No
 
 
 def test_dtypes_are_named_and_checked() -> None:
-    problem = LayerNormBackwardProblem(6304, 768, gradient="fp16", output="bf16")
-    assert problem.name == "768_b6304_weight_fromfp16_tobf16"
+    problem = LayerNormBackwardProblem(
+        6304, 768, gradient="fp16", output="bf16", residual="fp32", rounded="fp16"
+    )
+    assert problem.name == "768_b6304_weight_fromfp16_tobf16_plusfp32_andfp16"
+    assert LayerNormBackwardProblem.parse(problem.name) == problem
+    assert LayerNormBackwardProblem(4, 8, residual="fp32", rounded="fp16").bytes == 4 * 8 * 18 + 3 * 8 * 4
     assert LayerNormProblem(4, 8, output="fp32") == LayerNormProblem(4, 8)
     assert replace(LayerNormProblem(4, 8, output="fp16"), dtype="fp16") == LayerNormProblem(
         4, 8, dtype="fp16"
@@ -122,6 +134,8 @@ def test_dtypes_are_named_and_checked() -> None:
         LayerNormProblem(4, 8, output="int8")
     with pytest.raises(UnsupportedError, match="fp8"):
         LayerNormBackwardProblem(4, 8, gradient="fp8")
+    with pytest.raises(UnsupportedError, match="residual.*tf32"):
+        LayerNormBackwardProblem(4, 8, residual="tf32")
     with pytest.raises(UnsupportedError, match="stride 9.*cast the result"):
         LayerNormProblem(4, 8, inner=9, output="fp16")
     refusal = LAYER_NORM.ladder.rung("columns").supports(LayerNormProblem(4, 8, output="fp16"))
@@ -135,6 +149,7 @@ def test_dtypes_are_named_and_checked() -> None:
         (LAYER_NORM, LayerNormProblem(9000, 768, output="fp16")),
         (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="fp16", gradient="fp32")),
         (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="bf16", output="fp32")),
+        (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="fp16", residual="fp32")),
     ],
 )
 def test_an_access_has_at_most_16_bytes_of_every_tensor(operation: Operation[Any], problem: Any) -> None:
