@@ -79,9 +79,7 @@ def _write_rounded(graph: Graph, node: Node) -> None:
     casts = [
         one
         for one in readers_of(node, graph)
-        if cast_source(one, graph)
-        and graph.dtype_of(one.name).itemsize == 2
-        and one.name not in graph.outputs
+        if cast_source(one, graph) and graph.dtype_of(one.name).itemsize == 2
     ]
     if not casts or node.dtype != "float32":
         return
