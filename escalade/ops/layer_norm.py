@@ -24,7 +24,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, columns, rows
-from escalade.ops.shared.rows import LAYOUTS, check_fields, normalize_dtype
+from escalade.ops.shared.rows import LAYOUTS, check_dtypes, check_fields
 
 # --- the problem
 
@@ -68,8 +68,8 @@ class LayerNormProblem(Named):
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
-        normalize_dtype("layer_norm", self, "output")
-        if self.output and self.inner > 1:
+        check_dtypes("layer_norm", output=self.output)
+        if self.result != self.dtype and self.inner > 1:
             raise UnsupportedError(
                 f"output {self.output} of {self.dtype} rows with stride {self.inner}: layer_norm writes strided rows "
                 "in the dtype of x; pass rows without a stride, or cast the result"
@@ -160,7 +160,7 @@ WARP_PER_ROW = PerRow(
 @dataclass(frozen=True)
 class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
-        if problem.output:
+        if problem.result != problem.dtype:
             return f"{self.name} writes y in the dtype of x, {problem.dtype}, not in {problem.output}"
         return columns.refusal(self.name, problem.rows, problem.features, problem.inner)
 
@@ -373,7 +373,7 @@ class LayerNorm(Operation[LayerNormProblem]):
         LayerNormProblem(2, 12, wide=True, inner=20),
         LayerNormProblem(7, 88, output="fp16"),
         LayerNormProblem(5, 1030, rms=True, output="bf16", activation="silu(x)"),
-        LayerNormProblem(6, 40, wide=True, dtype="fp16", output="fp32", relu=True),
+        LayerNormProblem(6, 40, wide=True, output="fp32", relu=True),
     )
     """Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector
     divides; strided rows; parameters in fp32; results in another dtype."""

@@ -11,7 +11,6 @@ import torch
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import require
 from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -21,7 +20,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.layer_norm import EPSILON, RegistersConfig, registers_configs
-from escalade.ops.shared.rows import LAYOUTS, check_fields, normalize_dtype
+from escalade.ops.shared.rows import LAYOUTS, check_dtypes, check_fields
 
 # --- the problem
 
@@ -63,11 +62,8 @@ class LayerNormBackwardProblem(Named):
         check_fields("layer_norm_backward", self, DTYPES, {"features": self.features})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
-        for field in ("gradient", "output"):
-            normalize_dtype("layer_norm_backward", self, field)
-        for field in ("residual", "rounded"):
-            if getattr(self, field):
-                require("layer_norm_backward", field, getattr(self, field), DTYPES)
+        types = {"gradient": self.gradient, "output": self.output}
+        check_dtypes("layer_norm_backward", **types, residual=self.residual, rounded=self.rounded)
 
     @property
     def read(self) -> str:
@@ -300,7 +296,7 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
         LayerNormBackwardProblem(70, 88, gradient="fp16"),
         LayerNormBackwardProblem(5, 1030, gradient="bf16", output="bf16"),
-        LayerNormBackwardProblem(41, 40, weight=False, dtype="fp16", gradient="fp32", output="fp32"),
+        LayerNormBackwardProblem(41, 40, weight=False, gradient="fp32", output="fp32"),
         LayerNormBackwardProblem(19, 24, rms=True, output="fp16"),
         LayerNormBackwardProblem(23, 200, gradient="fp16", residual="fp32", rounded="fp16"),
         LayerNormBackwardProblem(4, 1030, rms=True, residual="bf16"),

@@ -163,7 +163,7 @@ class LayerNorm(_RowOperator):
             )  # fmt: skip
             return Lowered(GROUP_NORM, problem)
         sizes = {"batch": rows // inner, "features": features, "inner": inner, "wide": wide}
-        types = {"dtype": x, "output": forms.stored}
+        types = {"dtype": x, "output": forms.stored if is_mixed else ""}
         return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, **types))
 
 
@@ -230,8 +230,10 @@ class LayerNormBackward(Operator):
         known = {role: dtype for role, dtype in found.items() if dtype is not None}
         if len(known) < len(found):
             return None
-        types = {**known, "dtype": known["x"], "output": forms.stored}
-        del types["x"]
+        x = known.pop("x")
+        others = {"gradient": known["gradient"], "output": forms.stored}
+        own = {field: "" if dtype == x else dtype for field, dtype in others.items()}
+        types = {**known, **own, "dtype": x}
         return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, forms.value(node.name).shape, **types))
 
 

@@ -34,13 +34,11 @@ def check_fields(operation: str, problem: Any, dtypes: tuple[str, ...], sizes: M
             raise UnsupportedError(f"{value} {what}: {operation} supports fewer than 2^30; split them")
 
 
-def normalize_dtype(operation: str, problem: Any, field: str) -> None:
-    """Check the field with the dtype of one tensor, and make it empty if it is that of the problem."""
-    dtype = getattr(problem, field)
-    if dtype:
-        require(operation, field, dtype, DTYPES)
-    if dtype == problem.dtype:
-        object.__setattr__(problem, field, "")
+def check_dtypes(operation: str, **dtypes: str) -> None:
+    """Check dtypes of single tensors by field; empty ones are not used."""
+    for field, dtype in dtypes.items():
+        if dtype:
+            require(operation, field, dtype, DTYPES)
 
 
 # --- rungs
