@@ -24,7 +24,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, columns, rows
-from escalade.ops.shared.rows import LAYOUTS, check_fields
+from escalade.ops.shared.rows import LAYOUTS, check_dtypes, check_fields
 
 # --- the problem
 
@@ -37,14 +37,14 @@ class LayerNormProblem(Named):
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
     x and y are [batch][features][inner], weight and bias [features], all in one dtype; sums are fp32. With `rms` the
-    mean counts as 0: each row is divided by its root mean square. With `wide` weight and bias are fp32, as in mixed
-    training.
+    mean counts as 0: each row is divided by its root mean square. With `wide` weight and bias are fp32, and y has the
+    dtype `output`, as in mixed training.
     """
 
     NAME: ClassVar = NamePattern(
         "layer normalization",
-        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}{wide?_wide}[_eps{epsilon}]{relu?_relu}"
-        + activation.IN_NAME,
+        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}{wide?_wide}[_to{output:fp32|fp16|bf16}]"
+        "[_eps{epsilon}]{relu?_relu}" + activation.IN_NAME,
     )
 
     batch: int
@@ -60,12 +60,25 @@ class LayerNormProblem(Named):
     inner: int = 1
     """Stride of a row's elements, and number of adjacent rows: the pixels of an image for its channels in NCHW."""
     wide: bool = False
+    output: str = ""
+    """Dtype of y; empty if it is that of x."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
+        check_dtypes("layer_norm", output=self.output)
+        if self.result != self.dtype and self.inner > 1:
+            raise UnsupportedError(
+                f"output {self.output} of {self.dtype} rows with stride {self.inner}: layer_norm writes strided rows "
+                "in the dtype of x; pass rows without a stride, or cast the result"
+            )
+
+    @property
+    def result(self) -> str:
+        """Dtype of y."""
+        return self.output or self.dtype
 
     @property
     def parameters(self) -> str:
@@ -88,7 +101,7 @@ class LayerNormProblem(Named):
     @property
     def bytes(self) -> int:
         constants = (self.weight + self.bias) * self.features * ELEMENT_BYTES[self.parameters]
-        return 2 * self.elements * ELEMENT_BYTES[self.dtype] + constants
+        return self.elements * (ELEMENT_BYTES[self.dtype] + ELEMENT_BYTES[self.result]) + constants
 
     @property
     def rounding(self) -> float:
@@ -100,7 +113,7 @@ class LayerNormProblem(Named):
 
 
 def _program(source: str, problem: LayerNormProblem, **scope: Any) -> Program:
-    constants = activation.constants_of(problem)
+    constants = activation.constants(problem.relu, problem.activation, problem.result)
     return Program.of(f"layer_norm/{source}.cu", constants=constants, problem=problem, **scope)
 
 
@@ -147,6 +160,8 @@ WARP_PER_ROW = PerRow(
 @dataclass(frozen=True)
 class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
+        if problem.result != problem.dtype:
+            return f"{self.name} writes y in the dtype of x, {problem.dtype}, not in {problem.output}"
         return columns.refusal(self.name, problem.rows, problem.features, problem.inner)
 
     def configs(self, problem: LayerNormProblem) -> tuple[columns.ColumnsConfig, ...]:
@@ -223,19 +238,24 @@ _BUSY_THREADS = 1024
 """Threads per SM that fill it, at 64 registers each."""
 
 
+def _width(problem: LayerNormProblem) -> int:
+    """Return the elements per access, 16 bytes of the wider dtype."""
+    return min(widest_vector(dtype, problem.features) for dtype in (problem.dtype, problem.result))
+
+
 @dataclass(frozen=True)
 class InRegisters(Rung[LayerNormProblem, RowsConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
         if self._offered(problem):
             return columns.refusal_of_dense(self.name, problem.inner)
-        width = widest_vector(problem.dtype, problem.features)
+        width = _width(problem)
         most = MOST_THREADS * (MOST_VALUES // width) * width
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
     def configs(self, problem: LayerNormProblem) -> tuple[RowsConfig, ...]:
         """For many rows prefer accesses of whole cache lines, then the most rows per thread that keep the card busy."""
         p, few_rows = problem, self._few_rows(problem)
-        width = widest_vector(p.dtype, p.features)
+        width = _width(p)
 
         def rank(config: RowsConfig) -> tuple[int, bool, int]:
             accessed = config.row_threads * width * ELEMENT_BYTES[p.dtype]
@@ -257,13 +277,13 @@ class InRegisters(Rung[LayerNormProblem, RowsConfig]):
         return problem.batch <= self.card.busy_blocks
 
     def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
-        width = widest_vector(problem.dtype, problem.features)
+        width = _width(problem)
         return registers_configs(
             problem.features // width, MOST_VALUES // width, MOST_THREADS, 128, self._few_rows(problem)
         )
 
     def recipe(self, problem: LayerNormProblem, config: RowsConfig) -> Recipe:
-        vector = widest_vector(problem.dtype, problem.features)
+        vector = _width(problem)
         full = config.row_threads * config.packs * vector == problem.features
         program = _program("in_registers", problem, config=config, vector=vector, full=full)
         grid = ceil_div(problem.batch, config.threads // config.row_threads * config.rows)
@@ -301,13 +321,16 @@ def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tenso
     sizes: tuple[int, ...] = (problem.batch, problem.features)
     if problem.inner > 1:
         sizes = (problem.batch, problem.features, problem.inner)
-    return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
+    return torch.empty(sizes, dtype=STORAGE[problem.result], device=device)
 
 
 def peer(problem: LayerNormProblem, inputs: Tensors) -> torch.Tensor:
     if problem.inner > 1:
         return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
     x, weight, bias = inputs["x"], inputs.get("weight"), inputs.get("bias")
+    if problem.output and x.dtype is not torch.float64:
+        wide = {name: tensor.float() for name, tensor in inputs.items()}
+        return peer(replace(problem, dtype="fp32", output=""), wide).to(STORAGE[problem.output])
     if problem.wide and x.dtype in (torch.float16, torch.bfloat16):  # PyTorch mixes dtypes on CPUs only
         return peer(problem, {**inputs, "x": x.float()}).to(x.dtype)
     if problem.rms:
@@ -333,8 +356,10 @@ class LayerNorm(Operation[LayerNormProblem]):
         LayerNormProblem(49, 768),
         LayerNormProblem(16_384, 8_192),
         LayerNormProblem(64, 64, inner=4096),
+        LayerNormProblem(6_304, 768, output="fp16"),
     )
-    """The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, and an image's channels in NCHW."""
+    """The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, an image's channels in NCHW, and a
+    vision transformer's norm at batch 32 in mixed training."""
     small_problems = (
         LayerNormProblem(37, 96),
         LayerNormProblem(5, 33, bias=False),
@@ -346,9 +371,12 @@ class LayerNorm(Operation[LayerNormProblem]):
         LayerNormProblem(1, 5, rms=True, inner=9),
         LayerNormProblem(6, 72, wide=True),
         LayerNormProblem(2, 12, wide=True, inner=20),
+        LayerNormProblem(7, 88, output="fp16"),
+        LayerNormProblem(5, 1030, rms=True, output="bf16", activation="silu(x)"),
+        LayerNormProblem(6, 40, wide=True, output="fp32", relu=True),
     )
     """Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector
-    divides; strided rows; parameters in fp32."""
+    divides; strided rows; parameters in fp32; results in another dtype."""
     dtypes = DTYPES
     layouts = LAYOUTS
     order = ("columns", "in_registers", "warp_per_row")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.layer_norm import EPSILON, RegistersConfig, registers_configs
-from escalade.ops.shared.rows import LAYOUTS, check_fields
+from escalade.ops.shared.rows import LAYOUTS, check_dtypes, check_fields
 
 # --- the problem
 
@@ -29,13 +29,17 @@ from escalade.ops.shared.rows import LAYOUTS, check_fields
 class LayerNormBackwardProblem(Named):
     """Gradients of y[row] = (x[row] - mean) * rstd * weight + bias, where mean and rstd are those of each row of x.
 
-    Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features] of the `dtype`. `weight`, which is
-    optional, and the results `weight_gradient` and `bias_gradient` are fp32 vectors. With `rms` the mean counts as 0.
-    The statistics are computed from x: that costs less than reading them.
+    Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features]: x of the `dtype`, dy and dx of the
+    dtypes `gradient` and `output`. `weight`, which is optional, and the results `weight_gradient` and `bias_gradient`
+    are fp32 vectors. With `rms` the mean counts as 0. The statistics are computed from x: that costs less than reading
+    them. A `residual` of the dtype of that name, such as the gradient of x from another branch, is added to dx. With
+    `rounded` dx is written a second time, in that dtype.
     """
 
     NAME: ClassVar = NamePattern(
-        "gradients of layer normalization", "{features}_b{batch}{rms?_rms}{weight?_weight}[_eps{epsilon}]"
+        "gradients of layer normalization",
+        "{features}_b{batch}{rms?_rms}{weight?_weight}[_from{gradient:fp32|fp16|bf16}][_to{output:fp32|fp16|bf16}]"
+        "[_plus{residual:fp32|fp16|bf16}][_and{rounded:fp32|fp16|bf16}][_eps{epsilon}]",
     )
 
     batch: int
@@ -45,11 +49,37 @@ class LayerNormBackwardProblem(Named):
     epsilon: float = EPSILON
     dtype: str = "fp32"
     layout: str = "flat"
+    gradient: str = ""
+    """Dtype of dy; empty if it is that of x."""
+    output: str = ""
+    """Dtype of dx; empty if it is that of x."""
+    residual: str = ""
+    """Dtype of a value that is added to dx; empty if there is none."""
+    rounded: str = ""
+    """Dtype of a second copy of dx; empty if there is none."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm_backward", self, DTYPES, {"features": self.features})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
+        types = {"gradient": self.gradient, "output": self.output}
+        check_dtypes("layer_norm_backward", **types, residual=self.residual, rounded=self.rounded)
+
+    @property
+    def read(self) -> str:
+        """Dtype of dy."""
+        return self.gradient or self.dtype
+
+    @property
+    def result(self) -> str:
+        """Dtype of dx."""
+        return self.output or self.dtype
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Dtypes of all tensors of this shape."""
+        optional = (dtype for dtype in (self.residual, self.rounded) if dtype)
+        return (self.dtype, self.read, self.result, *optional)
 
     @property
     def elements(self) -> int:
@@ -62,7 +92,8 @@ class LayerNormBackwardProblem(Named):
 
     @property
     def bytes(self) -> int:
-        return 3 * self.elements * ELEMENT_BYTES[self.dtype] + 4 * (2 + self.weight) * self.features
+        per_element = sum(ELEMENT_BYTES[dtype] for dtype in self.tensors)
+        return per_element * self.elements + 4 * (2 + self.weight) * self.features
 
     @property
     def rounding(self) -> float:
@@ -74,13 +105,14 @@ class LayerNormBackwardProblem(Named):
 
 
 _RESULTS = Buffer("weight_gradient"), Buffer("bias_gradient")
+ROUNDED = "rounded"
 _STATISTICS, _PARTIAL = Buffer("statistics"), Buffer("partial")
 
 
 def _arguments(problem: LayerNormBackwardProblem, workspace: Buffer) -> tuple[Argument, ...]:
     return (
         Buffer("gradient"), Buffer("x"), Buffer("weight", optional=True), Buffer("y"), workspace, problem.batch,
-        problem.features, float(problem.epsilon),
+        problem.features, float(problem.epsilon), Buffer("residual", optional=True), Buffer(ROUNDED, optional=True),
     )  # fmt: skip
 
 
@@ -118,25 +150,29 @@ _NARROW_THREADS = 256
 _MERGE_THREADS = 512
 
 
+def _width(problem: LayerNormBackwardProblem) -> int:
+    """Return the elements per access, 16 bytes of the widest dtype."""
+    return min(widest_vector(dtype, problem.features) for dtype in problem.tensors)
+
+
 @dataclass(frozen=True)
 class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
     def supports(self, problem: LayerNormBackwardProblem) -> str | None:
         if self._offered(problem):
             return None
-        width = widest_vector(problem.dtype, problem.features)
-        most = _MOST_THREADS * self._most_packs(problem) * width
+        most = _MOST_THREADS * self._most_packs(problem) * _width(problem)
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
     @staticmethod
     def _most_packs(problem: LayerNormBackwardProblem) -> int:
-        values = _MOST_REGISTERS * 4 // ELEMENT_BYTES[problem.dtype]
-        return values // widest_vector(problem.dtype, problem.features)
+        values = _MOST_REGISTERS * 4 // max(ELEMENT_BYTES[dtype] for dtype in (problem.dtype, problem.read))
+        return values // _width(problem)
 
     def configs(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
-        packs = problem.features // widest_vector(problem.dtype, problem.features)
+        packs = problem.features // _width(problem)
         few_rows = problem.batch <= self.card.busy_blocks
         most = self._most_packs(problem)
         return registers_configs(packs, most, _MOST_THREADS, _NARROW_THREADS, few_rows)
@@ -149,9 +185,8 @@ class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
 
     def recipe(self, problem: LayerNormBackwardProblem, config: RegistersConfig) -> Recipe:
         p, splits = problem, self._splits(problem, config)
-        vector = widest_vector(p.dtype, p.features)
         first = kernel_call(
-            Program.of("layer_norm_backward/in_registers.cu", problem=p, config=config, vector=vector),
+            Program.of("layer_norm_backward/in_registers.cu", problem=p, config=config, vector=_width(p)),
             splits,
             config.threads,
             *_arguments(p, _PARTIAL),
@@ -180,16 +215,19 @@ IN_REGISTERS = InRegisters(
 
 def random_inputs(problem: LayerNormBackwardProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Standard normal gradients, and rows with a mean and a spread of their own."""
-    rows, features, kind = problem.batch, problem.features, STORAGE[problem.dtype]
+    rows, features = problem.batch, problem.features
     x = draw.normal(rows, features) * (1 + draw.normal(rows, 1).abs()) + draw.normal(rows, 1)
-    tensors = {"gradient": draw.normal(rows, features).to(kind), "x": x.to(kind)}
+    gradient = draw.normal(rows, features)
+    tensors = {"gradient": gradient.to(STORAGE[problem.read]), "x": x.to(STORAGE[problem.dtype])}
     if problem.weight:
         tensors["weight"] = 1 + 0.3 * draw.normal(features)
+    if problem.residual:
+        tensors["residual"] = draw.normal(rows, features).to(STORAGE[problem.residual])
     return tensors
 
 
 def empty_output(problem: LayerNormBackwardProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.dtype], device=device)
+    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.result], device=device)
 
 
 def gradients(
@@ -205,7 +243,10 @@ def gradients(
     result = scaled - normalized * (scaled * normalized).mean(-1, keepdim=True)
     if not problem.rms:
         result = result - scaled.mean(-1, keepdim=True)
-    return result * rstd, (gradient * normalized).sum(0), gradient.sum(0)
+    result = result * rstd
+    if "residual" in wide:
+        result = result + wide["residual"]
+    return result, (gradient * normalized).sum(0), gradient.sum(0)
 
 
 def exact(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
@@ -215,14 +256,15 @@ def exact(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 def peer(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
     """PyTorch's gradients of the norm; those of RMS norm in single operators. In fp32 if the weight is."""
     if problem.rms:
-        return gradients(problem, inputs, torch.float32)[0].to(STORAGE[problem.dtype])
+        return gradients(problem, inputs, torch.float32)[0].to(STORAGE[problem.result])
     x, gradient, weight = inputs["x"].float(), inputs["gradient"].float(), inputs.get("weight")
     sizes = [problem.features]
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, sizes, weight, None, problem.epsilon)
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
         gradient, x, sizes, mean, rstd, weight, None, [True, problem.weight, False]
     )
-    return found[0].to(STORAGE[problem.dtype])
+    dx = found[0] if problem.residual == "" else found[0] + inputs["residual"].float()
+    return dx.to(STORAGE[problem.result])
 
 
 # --- the operation
@@ -239,8 +281,11 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(3_136, 768),
         LayerNormBackwardProblem(12_608, 384),
         LayerNormBackwardProblem(8_192, 4_096, rms=True),
+        LayerNormBackwardProblem(6_304, 768, gradient="fp16"),
+        LayerNormBackwardProblem(6_304, 768, gradient="fp16", residual="fp32", rounded="fp16"),
     )
-    """The norms of a ConvNeXt and of a small vision transformer at batch 64, and rows of a language model's width."""
+    """The norms of a ConvNeXt and of a small vision transformer at batch 64, rows of a language model's width, and a
+    vision transformer's norm at batch 32 in mixed training, alone and behind a residual block."""
     small_problems = (
         LayerNormBackwardProblem(37, 96),
         LayerNormBackwardProblem(5, 33),
@@ -249,8 +294,16 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         LayerNormBackwardProblem(300, 8),
         LayerNormBackwardProblem(70, 24, rms=True, weight=False),
         LayerNormBackwardProblem(9, 1, weight=False),  # all zeros, and with a weight rounding errors
+        LayerNormBackwardProblem(70, 88, gradient="fp16"),
+        LayerNormBackwardProblem(5, 1030, gradient="bf16", output="bf16"),
+        LayerNormBackwardProblem(41, 40, weight=False, gradient="fp32", output="fp32"),
+        LayerNormBackwardProblem(19, 24, rms=True, output="fp16"),
+        LayerNormBackwardProblem(23, 200, gradient="fp16", residual="fp32", rounded="fp16"),
+        LayerNormBackwardProblem(4, 1030, rms=True, residual="bf16"),
+        LayerNormBackwardProblem(6, 33, weight=False, residual="fp16", rounded="fp32"),
     )
-    """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
+    """Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths; gradients in
+    another dtype than x; residuals, and copies of dx."""
     dtypes = DTYPES
     layouts = LAYOUTS
     weights_change = True
@@ -261,11 +314,15 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
     def extra_outputs(
         self, problem: LayerNormBackwardProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        return {one.name: torch.empty(problem.features, device=device) for one in _RESULTS}
+        found = {one.name: torch.empty(problem.features, device=device) for one in _RESULTS}
+        if problem.rounded:
+            found[ROUNDED] = self.output(replace(problem, output=problem.rounded), device)
+        return found
 
     def extra_references(self, problem: LayerNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        _, *found = gradients(problem, inputs)
-        return {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
+        dx, *found = gradients(problem, inputs)
+        named = {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
+        return {**named, ROUNDED: dx} if problem.rounded else named
 
 
 LAYER_NORM_BACKWARD = LayerNormBackward()

@@ -70,6 +70,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_typed.py",
     ),
     _of(
+        "casts",
+        "a-wide-value-that-is-returned-is-narrowed",
+        " or not names.isdisjoint(graph.outputs):",
+        ":",
+        "test_typed.py",
+    ),
+    _of(
+        "casts",
+        "a-rounding-cast-is-skipped",
+        "if source is None or graph.dtype_of(source).itemsize != 2:",
+        "if source is None:",
+        "test_typed.py",
+    ),
+    _of(
         "epilogues",
         "a-constant-is-added-on-the-way-out",
         "if side != rest and rest not in graph.constants and",

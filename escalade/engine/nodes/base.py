@@ -129,6 +129,9 @@ class Operator(ABC):
     image_dtypes: ClassVar[Collection[torch.dtype] | None] = ()
     """Dtypes besides the plan's in which kernels read input images; None: all."""
 
+    takes_casts: ClassVar[bool] = False
+    """True if kernels read every one of `values` and write the result in any floating dtypes, and compute in fp32."""
+
     # Properties of the operator.
 
     takes_any_rank: ClassVar[bool] = False

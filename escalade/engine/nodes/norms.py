@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Graph, Node, dtype_name, product
 from escalade.engine.nodes.base import (
     CAPTURE,
@@ -44,7 +44,7 @@ from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
 from escalade.ops.layer_norm import EPSILON as DEFAULT_EPSILON
 from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
-from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, LayerNormBackwardProblem, gradients
+from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, ROUNDED, LayerNormBackwardProblem, gradients
 from escalade.ops.shared.columns import MOST_LENGTH
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 
@@ -93,9 +93,11 @@ class LayerNorm(_RowOperator):
         {"x": ROWS, **dict.fromkeys(_PARAMETERS, OPTIONAL_ROW)},
         {"epsilon": EPSILON, "rms": FLAG, "relu": FLAG},
     )
+    values = ("x",)
     takes_expressions = True
     mixes_types = True
     computes_in_fp32 = True
+    takes_casts = True
 
     @match_aten(*_LAYER_NORMS)
     def _match_any_rank(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -144,14 +146,15 @@ class LayerNorm(_RowOperator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
-        if forms.typed and forms.value(node.inputs["x"]).dtype != form.dtype:
-            return None
+        x = NAMES.get(forms.value(node.inputs["x"]).dtype) if forms.typed else forms.stored
         features = form.shape[1 if node.attributes.get("of_channels") else -1]
         rows = prod(form.shape) // max(1, features)
-        wide = (
-            forms.typed and form.dtype != torch.float32 and any(role in node.inputs for role in _PARAMETERS)
-        )
-        if wide and features > MOST_THREADS * MOST_VALUES:
+        inner = _adjacent_rows(node, form)
+        wide = forms.typed and x != "fp32" and any(role in node.inputs for role in _PARAMETERS)
+        is_mixed = x != forms.stored
+        if x is None or (is_mixed and inner > 1):
+            return None
+        if (wide or is_mixed) and features > MOST_THREADS * MOST_VALUES:
             return None
         if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # too long for one block
             problem = problem_from(
@@ -159,9 +162,9 @@ class LayerNorm(_RowOperator):
                 batch=rows, channels=features, height=1, width=1, groups=1, layout="nchw", dtype=forms.stored,
             )  # fmt: skip
             return Lowered(GROUP_NORM, problem)
-        inner = _adjacent_rows(node, form)
         sizes = {"batch": rows // inner, "features": features, "inner": inner, "wide": wide}
-        return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, dtype=forms.stored))
+        types = {"dtype": x, "output": forms.stored if is_mixed else ""}
+        return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, **types))
 
 
 def _flattened(graph: Graph, name: str, parameter: str) -> str:
@@ -173,12 +176,16 @@ def _flattened(graph: Graph, name: str, parameter: str) -> str:
 
 
 class LayerNormBackward(Operator):
-    """dx of a LayerNorm; side outputs are the gradients of its weight and its bias. Its statistics are recomputed."""
+    """dx of a LayerNorm, plus a residual. Its statistics are recomputed.
+
+    Side outputs are the gradients of its weight and its bias, and a copy of dx in the dtype `rounded`.
+    """
 
     name = "layer_norm_backward"
-    values = ("gradient", "x")
+    values = ("gradient", "x", "residual")
     mixes_types = True
     computes_in_fp32 = True
+    takes_casts = True
 
     @match_aten("native_layer_norm_backward")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -209,23 +216,30 @@ class LayerNormBackward(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
-        return gradients(_backward_problem(node, x.shape, "fp32"), inputs)[0].view(x.shape).to(x.dtype)
+        return gradients(_backward_problem(node, x.shape), inputs)[0].view(x.shape).to(x.dtype)
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        _, *found = gradients(_backward_problem(node, inputs["x"].shape, "fp32"), inputs)
+        found = gradients(_backward_problem(node, inputs["x"].shape), inputs)
+        named = zip((ROUNDED, *_GRADIENT_OUTPUTS), found, strict=True)
         shape: tuple[int, ...] = node.shape  # type: ignore[assignment]  # a step has concrete sizes
-        return {name: one.float().view(shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)}
+        return {name: one.float().view(shape) for name, one in named if name == node.attributes["buffer"]}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        form = forms.value(node.name)
-        if any(forms.value(node.inputs[role]).dtype != form.dtype for role in self.values):
+        roles = (role for role in self.values if role in node.inputs)
+        found = {role: NAMES.get(forms.value(node.inputs[role]).dtype) for role in roles}
+        known = {role: dtype for role, dtype in found.items() if dtype is not None}
+        if len(known) < len(found):
             return None
-        return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, form.shape, forms.stored))
+        x = known.pop("x")
+        others = {"gradient": known["gradient"], "output": forms.stored}
+        own = {field: "" if dtype == x else dtype for field, dtype in others.items()}
+        types = {**known, **own, "dtype": x}
+        return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, forms.value(node.name).shape, **types))
 
 
-def _backward_problem(node: Node, shape: Sequence[int], dtype: str) -> LayerNormBackwardProblem:
+def _backward_problem(node: Node, shape: Sequence[int], **types: str) -> LayerNormBackwardProblem:
     rows = prod(shape) // node.attributes["features"]
-    return problem_from(LayerNormBackwardProblem, node, batch=rows, dtype=dtype)
+    return problem_from(LayerNormBackwardProblem, node, batch=rows, **{"residual": "", **types})
 
 
 class GroupNorm(Operator):

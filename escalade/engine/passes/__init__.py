@@ -12,7 +12,12 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
 from escalade.engine.passes.attention import recognize_attention
 from escalade.engine.passes.carried_ranges import collect_ranges, note_ranges
-from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
+from escalade.engine.passes.casts import (
+    drop_rounding,
+    fuse_casts,
+    narrow_autocast_layers,
+    widen_mlp_gradients,
+)
 from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
@@ -31,7 +36,7 @@ from escalade.engine.passes.layout import (
     reorder_flattened,
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
-from escalade.engine.passes.norms import recognize_norms
+from escalade.engine.passes.norms import fuse_norm_gradients, recognize_norms
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
@@ -118,6 +123,8 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
+    ("fused_casts", fuse_casts),
+    ("layer_norm_backward", fuse_norm_gradients),
     ("shuffles", recognize_shuffles),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),

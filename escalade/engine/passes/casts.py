@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from escalade.engine.nodes.aten import is_rounding
 from escalade.engine.nodes.mlp import MlpBackward
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of
-from escalade.engine.nodes.views import Reshape, Slice
+from escalade.engine.nodes.views import Permute, Reshape, Slice
 from escalade.engine.passes.gradient_patterns import cast_source
 
 
@@ -94,6 +95,67 @@ def narrow_autocast_layers(graph: Graph) -> None:
     graph.remove_dead_code()
 
 
+def fuse_casts(graph: Graph) -> None:
+    """Fuse casts into the layers before and after them, also through moves: these then move fewer bytes."""
+    for node in graph:
+        fuse_casts_of(graph, node)
+    graph.remove_dead_code()
+
+
+def fuse_casts_of(graph: Graph, node: Node) -> None:
+    """Fuse the casts of a node's operands and of its result into it, if its kernels can compute them."""
+    operator = operator_of(node)
+    if operator.takes_casts:
+        for role in operator.values:
+            if role in node.inputs:
+                _read_uncast(graph, graph.nodes[node.name], role)
+        _write_cast(graph, graph.nodes[node.name])
+
+
+def _read_uncast(graph: Graph, node: Node, role: str) -> None:
+    """Let a node read the 16-bit source of an operand that is cast to fp32; moves behind the cast must be its own."""
+    moves: list[Node] = []
+    readers = {node.name, *(one.name for one in side_outputs_of(node, graph))}
+    value = graph.nodes.get(node.inputs[role])
+    while value is not None and cast_source(value, graph) is None:
+        is_shared = value.name in graph.outputs or any(
+            one.name not in readers for one in graph.readers(value.name)
+        )
+        if is_shared or not _is_move(value):
+            return
+        moves.append(value)
+        readers = {value.name}
+        value = graph.nodes.get(value.inputs["x"])
+    source = cast_source(value, graph)
+    if source is None or graph.dtype_of(source).itemsize != 2:
+        return
+    if not moves:
+        for one in (node, *side_outputs_of(node, graph)):
+            graph.nodes[one.name] = one.with_inputs(**{role: source})
+        return
+    graph.nodes[moves[-1].name] = moves[-1].with_inputs(x=source)
+    for move in moves:
+        graph.nodes[move.name] = replace(graph.nodes[move.name], dtype=dtype_name(graph.dtype_of(source)))
+
+
+def _write_cast(graph: Graph, node: Node) -> None:
+    """Let a node write its result in 16 bits if all readers, also those behind moves, cast it to that dtype."""
+    moved, readers = _views_and_readers(graph, node, _is_move)
+    names = {one.name for one in (*moved, *readers)}
+    types = {graph.dtype_of(one.name) if cast_source(one, graph) else None for one in readers}
+    (dtype,) = types if len(types) == 1 else (None,)
+    if dtype is None or dtype.itemsize != 2 or not names.isdisjoint(graph.outputs):
+        return
+    for one in moved:
+        graph.nodes[one.name] = replace(one, dtype=dtype_name(dtype))
+    for cast in readers:
+        graph.remove(cast, instead=cast.inputs["x"])
+
+
+def _is_move(node: Node) -> bool:
+    return any(kind.matches(node) for kind in (Reshape, Permute, Slice))
+
+
 def widen_mlp_gradients(graph: Graph) -> None:
     """Keep gradients in fp32 that autograd rounds to the dtype of autocast and widens again."""
     for node in graph:
@@ -111,7 +173,7 @@ def _read_unrounded(graph: Graph, node: Node, cast: Node) -> None:
     if cast.name in graph.outputs or not all(Slice.matches(one) for one in slices):
         return
     for one in slices:
-        views, readers = _views_and_readers(graph, one)
+        views, readers = _views_and_readers(graph, one, Reshape.matches)
         if not all(Pointwise.matches(reader) and reader.dtype == node.dtype for reader in readers):
             continue
         for view in views:
@@ -128,11 +190,13 @@ def _read_unrounded(graph: Graph, node: Node, cast: Node) -> None:
                 graph.remove(reader, instead=source)
 
 
-def _views_and_readers(graph: Graph, value: Node) -> tuple[list[Node], list[Node]]:
-    """Return a node with all reshapes of its result, and the remaining readers of these."""
+def _views_and_readers(
+    graph: Graph, value: Node, is_view: Callable[[Node], bool]
+) -> tuple[list[Node], list[Node]]:
+    """Return a node with all views of its result, and the remaining readers of these, without its side outputs."""
     views: list[Node] = [value]
     readers: list[Node] = []
     for view in views:
-        for reader in graph.readers(view.name):
-            (views if Reshape.matches(reader) else readers).append(reader)
+        for reader in readers_of(view, graph):
+            (views if is_view(reader) else readers).append(reader)
     return views, readers

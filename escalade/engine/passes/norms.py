@@ -1,4 +1,5 @@
-"""Norms that a model writes as means, roots and quotients: one LayerNorm, which reads its operand once."""
+"""Norms that a model writes as means, roots and quotients: one LayerNorm, which reads its operand once. In training
+steps: additions and casts behind their gradients."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ from collections.abc import Iterator
 
 import torch
 
+from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import activation_of
-from escalade.engine.nodes.norms import LayerNorm
+from escalade.engine.nodes.elementwise import Add
+from escalade.engine.nodes.norms import LayerNorm, LayerNormBackward
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of, with_producer
+from escalade.engine.passes.casts import fuse_casts_of
 from escalade.engine.passes.channel_scale import channel_scale
+from escalade.engine.passes.gradient_patterns import cast_source, depends_on, sort_nodes
 from escalade.ops.expressions import IDENTITY, Expression
+from escalade.ops.layer_norm_backward import ROUNDED
 
 _MAX_STEPS = 4  # pointwise nodes between the variance and the quotient
 _SQUARES = ("{x} * {x}", "{x} ** 2", "square({x})")
@@ -39,6 +46,57 @@ def recognize_norms(graph: Graph) -> None:
         if LayerNorm.matches(node):
             _fold_scales(graph, node)
     graph.remove_dead_code()
+
+
+def fuse_norm_gradients(graph: Graph) -> None:
+    """Add the gradient from another branch to that of a norm, and write the sum in a second dtype if it is cast."""
+    for node in graph:
+        if LayerNormBackward.matches(node):
+            _add_residual(graph, node)
+            _write_rounded(graph, graph.nodes[node.name])
+    sort_nodes(graph)
+    graph.remove_dead_code()
+
+
+def _add_residual(graph: Graph, node: Node) -> None:
+    """Fuse the addition that is the only reader of dx."""
+    readers = readers_of(node, graph)
+    if len(readers) != 1 or not Add.matches(readers[0]) or "residual" in node.inputs:
+        return
+    (add,) = readers
+    rest = next((name for name in add.inputs.values() if name != node.name), None)
+    if rest is None or rest in graph.constants or node.name in graph.outputs:
+        return
+    is_fusible = add.dtype == node.dtype and graph.dtype_of(rest) in NAMES and activation_of(add).is_identity
+    if is_fusible and not depends_on(rest, (node.name,), graph):
+        _replace(graph, node.with_inputs(residual=rest))
+        graph.remove(add, instead=node.name)
+        fuse_casts_of(graph, graph.nodes[node.name])
+
+
+def _write_rounded(graph: Graph, node: Node) -> None:
+    """Write a copy of dx in 16 bits instead of casting it."""
+    casts = [
+        one
+        for one in readers_of(node, graph)
+        if cast_source(one, graph) and graph.dtype_of(one.name).itemsize == 2
+    ]
+    if not casts or node.dtype != "float32":
+        return
+    first, *others = casts
+    fused = node.with_attributes(rounded=NAMES[graph.dtype_of(first.name)])
+    _replace(graph, fused)
+    graph.nodes[first.name] = SideOutput.of(fused, first.name, ROUNDED, first.shape, first.dtype)
+    for cast in others:
+        if cast.dtype == first.dtype:
+            graph.remove(cast, instead=first.name)
+
+
+def _replace(graph: Graph, node: Node) -> None:
+    """Replace the node of the same name, and its side outputs."""
+    for one in side_outputs_of(node, graph):
+        graph.nodes[one.name] = with_producer(one, node)
+    graph.nodes[node.name] = node
 
 
 def _recognized(graph: Graph, variance: Node) -> Node | None:

@@ -52,7 +52,7 @@ __device__ __forceinline__ float sum_of_row(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    layer_norm_in_registers(const Element* x, const Parameter* weight, const Parameter* bias, Element* y, int rows,
+    layer_norm_in_registers(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, int rows,
                             int features, float epsilon) {
     wait_for_previous_launch();
     const int first_row = blockIdx.x * (GROUPS * ROWS) + threadIdx.x / ROW_THREADS;
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const int row = first_row + r * GROUPS;
-            Values results;
+            Pack<Result, VECTOR> results;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
                 results.at[e] = normalized(to_float(loaded[r][i].at[e]), means[r], scales[r], weights.at, biases.at, e);

@@ -7,6 +7,7 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;             // problem.dtype
+using Result = float;              // problem.result: the dtype of y
 using Parameter = float;           // problem.parameters: the dtype of weight and bias
 constexpr bool HAS_MEAN = true;    // not problem.rms
 constexpr bool HAS_WEIGHT = true;  // problem.weight
@@ -15,10 +16,10 @@ constexpr bool HAS_RELU = false;   // problem.relu
 #endif
 
 template <class Stored>
-__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Stored* weight,
-                                              const Stored* bias, int feature) {
+__device__ __forceinline__ Result normalized(float x, float mean, float scale, const Stored* weight, const Stored* bias,
+                                             int feature) {
     float value = (x - mean) * scale;
     if (HAS_WEIGHT) value *= to_float(weight[feature]);
     if (HAS_BIAS) value += to_float(bias[feature]);
-    return from_float<Element>(activated<HAS_RELU>(value));
+    return from_float<Result>(activated<HAS_RELU>(value));
 }

@@ -6,7 +6,7 @@
 // Rung: `naive`. Read layer_norm.cuh.
 #include "layer_norm/layer_norm.cuh"
 
-extern "C" __global__ void layer_norm_naive(const Element* x, const Parameter* weight, const Parameter* bias, Element* y,
+extern "C" __global__ void layer_norm_naive(const Element* x, const Parameter* weight, const Parameter* bias, Result* y,
                                             int rows, int features, float epsilon) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * blockDim.x + threadIdx.x;

@@ -8,7 +8,7 @@
 #include "layer_norm/layer_norm.cuh"
 
 extern "C" __global__ void layer_norm_warp_per_row(const Element* x, const Parameter* weight, const Parameter* bias,
-                                                   Element* y, int rows, int features, float epsilon) {
+                                                   Result* y, int rows, int features, float epsilon) {
     wait_for_previous_launch();
     const int lane = threadIdx.x % 32;
     const long long row = 1LL * blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

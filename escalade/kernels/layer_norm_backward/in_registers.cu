@@ -19,7 +19,12 @@ constexpr int THREADS = 256;     // config.threads
 constexpr int WARPS = THREADS / 32, ROWS = THREADS / ROW_THREADS;  // of a CTA
 constexpr bool SPLIT = ROW_THREADS > 32;                           // several warps share a row
 static_assert(!SPLIT || ROW_THREADS == THREADS, "warps of one row share the CTA barrier");
-using Values = Pack<Element, VECTOR>;
+using Results = Pack<Result, VECTOR>;
+
+// dx replaces x in its registers if both have one dtype; otherwise it takes `others`.
+__device__ __forceinline__ Results& results_in(Results& values, Results&) { return values; }
+template <class Values>
+__device__ __forceinline__ Results& results_in(Values&, Results& others) { return others; }
 
 __device__ __forceinline__ void sum_of_row(float& first, float& second) {
     constexpr int LANES = SPLIT ? 32 : ROW_THREADS;
@@ -40,8 +45,9 @@ __device__ __forceinline__ void sum_of_row(float& first, float& second) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    layer_norm_backward_in_registers(const Element* gradient, const Element* x, const float* weight, Element* y,
-                                     float* partial, int rows, int features, float epsilon) {
+    layer_norm_backward_in_registers(const Gradient* gradient, const Element* x, const float* weight, Result* y,
+                                     float* partial, int rows, int features, float epsilon, const Residual* residual,
+                                     Rounded* rounded) {
     __shared__ float shared[SPLIT ? 1 : 2 * ROW_THREADS * PACKS * VECTOR];
     wait_for_previous_launch();
     const int thread = threadIdx.x % ROW_THREADS, packs = features / VECTOR;
@@ -51,13 +57,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         // Shuffles need every lane: those of a missing row read the last one, and neither write nor add anything.
         const bool exists = row < rows;
         const long long at = (exists ? row : rows - 1) * features;
-        Values values[PACKS], gradients[PACKS];
+        Pack<Element, VECTOR> values[PACKS];
+        Pack<Gradient, VECTOR> gradients[PACKS];
+        [[maybe_unused]] Pack<Residual, VECTOR> residuals[PACKS];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int pack = i * ROW_THREADS + thread;
             const long long from = at + (pack < packs ? pack : 0) * VECTOR;
             values[i] = load_pack<Element, VECTOR>(x + from);
-            gradients[i] = load_pack<Element, VECTOR>(gradient + from);
+            gradients[i] = load_pack<Gradient, VECTOR>(gradient + from);
+            if constexpr (HAS_RESIDUAL) residuals[i] = load_pack<Residual, VECTOR>(residual + from);
         }
         float mean = 0.f, sum = 0.f, squares = 0.f, products = 0.f;
 #pragma unroll
@@ -90,14 +99,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < PACKS; ++i) {
             const int first = (i * ROW_THREADS + thread) * VECTOR;
             if (first >= features) continue;
+            Results others;
+            Results& results = results_in(values[i], others);
+            [[maybe_unused]] Pack<Rounded, VECTOR> copies;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float dy = to_float(gradients[i].at[e]), n = sums.normalized(to_float(values[i].at[e]));
                 bias_sums[i][e] += dy;
                 weight_sums[i][e] += dy * n;
-                values[i].at[e] = from_float<Element>(sums.gradient(times_weight(dy, weight, first + e), n));
+                float dx = sums.gradient(times_weight(dy, weight, first + e), n);
+                if constexpr (HAS_RESIDUAL) dx += to_float(residuals[i].at[e]);
+                results.at[e] = from_float<Result>(dx);
+                if constexpr (HAS_ROUNDED) copies.at[e] = from_float<Rounded>(dx);
             }
-            store_pack(y + at + first, values[i]);
+            store_pack(y + at + first, results);
+            if constexpr (HAS_ROUNDED) store_pack(rounded + at + first, copies);
         }
     }
     float* const of_bias = partial + 1LL * blockIdx.x * features;

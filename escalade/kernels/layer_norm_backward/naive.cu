@@ -6,13 +6,14 @@
 // Rung: `naive`. Read layer_norm_backward.cuh.
 #include "layer_norm_backward/layer_norm_backward.cuh"
 
-extern "C" __global__ void layer_norm_backward_naive(const Element* gradient, const Element* x, const float* weight,
-                                                     Element* y, float2* statistics, int rows, int features,
-                                                     float epsilon) {
+extern "C" __global__ void layer_norm_backward_naive(const Gradient* gradient, const Element* x, const float* weight,
+                                                     Result* y, float2* statistics, int rows, int features,
+                                                     float epsilon, const Residual* residual, Rounded* rounded) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
-    const Element *values = x + row * features, *gradients = gradient + row * features;
+    const Element* values = x + row * features;
+    const Gradient* gradients = gradient + row * features;
     float mean = 0.f, sum = 0.f, squares = 0.f, products = 0.f;
     for (int f = 0; f < features; ++f) {
         if (HAS_MEAN) mean += to_float(values[f]);
@@ -27,7 +28,10 @@ extern "C" __global__ void layer_norm_backward_naive(const Element* gradient, co
     const RowSums sums(mean, sum, squares, products, features, epsilon);
     for (int f = 0; f < features; ++f) {
         const float g = times_weight(to_float(gradients[f]), weight, f);
-        y[row * features + f] = from_float<Element>(sums.gradient(g, sums.normalized(to_float(values[f]))));
+        float dx = sums.gradient(g, sums.normalized(to_float(values[f])));
+        if (HAS_RESIDUAL) dx += to_float(residual[row * features + f]);
+        y[row * features + f] = from_float<Result>(dx);
+        if (HAS_ROUNDED) rounded[row * features + f] = from_float<Rounded>(dx);
     }
     statistics[row] = make_float2(sums.mean, sums.rstd);
 }

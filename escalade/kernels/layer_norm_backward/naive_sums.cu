@@ -5,7 +5,7 @@
 // Rung: `naive`.
 #include "layer_norm_backward/layer_norm_backward.cuh"
 
-extern "C" __global__ void layer_norm_backward_naive_sums(const Element* gradient, const Element* x,
+extern "C" __global__ void layer_norm_backward_naive_sums(const Gradient* gradient, const Element* x,
                                                           const float2* statistics, float* weight_gradient,
                                                           float* bias_gradient, int rows, int features) {
     wait_for_previous_launch();

@@ -12,6 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
+from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.launch import launch
 from escalade.ops.base.problem import Problem
@@ -31,6 +32,13 @@ def check_fields(operation: str, problem: Any, dtypes: tuple[str, ...], sizes: M
     for what, value in {"rows": problem.batch, **sizes}.items():
         if value >= 2**30:
             raise UnsupportedError(f"{value} {what}: {operation} supports fewer than 2^30; split them")
+
+
+def check_dtypes(operation: str, **dtypes: str) -> None:
+    """Check dtypes of single tensors by field; empty ones are not used."""
+    for field, dtype in dtypes.items():
+        if dtype:
+            require(operation, field, dtype, DTYPES)
 
 
 # --- rungs

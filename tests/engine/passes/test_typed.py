@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.norms import LayerNormBackward
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of
 from escalade.engine.passes import optimize_step
-from escalade.engine.passes.casts import lift_casts
+from escalade.engine.passes.casts import fuse_casts, lift_casts
+from escalade.engine.passes.norms import fuse_norm_gradients
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -101,3 +108,82 @@ def test_layers_take_no_operand_of_another_type() -> None:
         for found, wanted in pairs:
             torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.1)
     assert fused
+
+
+class Norms(nn.Module):
+    """A norm of rounded values, and two of values in fp32 before a layer in 16 bits, one with a transpose between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.layer = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.places = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.layer_norm(x.bfloat16(), (8,)) + self.places
+        x = x + self.layer(self.first(x).transpose(0, 1)).transpose(0, 1)
+        return self.layer(self.second(x))
+
+
+def _norms_graph() -> Graph:
+    x, target = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    return capture_step(Norms(), F.mse_loss, (x,), (target,), autocast=BRAIN).graph
+
+
+def test_fused_casts_change_no_value_that_is_returned() -> None:
+    """Every value of the graph, returned beside its results, has the values and the dtype that it had."""
+    before = _norms_graph()
+    norms = [node.name for node in before if node.op.startswith("layer_norm")]
+    assert len(norms) == 5
+    values = given_to(before)
+    fused: list[int] = []
+    sums: list[int] = []
+    copies: list[int] = []
+    for name in ("", *(node.name for node in before if node.is_floating)):
+        graph = before.copy()
+        if name:
+            graph.outputs = (*graph.outputs, name)
+            graph.output_types = (*graph.output_types, graph.nodes[name].dtype)
+        expected = results(graph, values)
+        fuse_casts(graph)
+        for found, wanted in zip(results(graph, values), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        changed = graph.copy()
+        fuse_norm_gradients(changed)
+        for found, wanted in zip(results(changed, values), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-3)
+        sums.append(sum("residual" in node.inputs for node in changed if LayerNormBackward.matches(node)))
+        copies.append(
+            sum("rounded" in node.attributes for node in changed if LayerNormBackward.matches(node))
+        )
+        narrow = [graph.dtype_of(norm) is BRAIN for norm in norms]
+        narrow += [graph.dtype_of(graph.nodes[norm].inputs["gradient"]) is BRAIN for norm in norms[3:]]
+        fused.append(sum(narrow))
+    assert fused[0] == max(fused) == 5, "three results and two gradients are in 16 bits"
+    assert min(fused) == 4, "a wide value that is returned stays"
+    assert sums[0] == max(sums) == 1 and min(sums) == 0, "a gradient that is returned is not added to"
+    assert set(copies) == {1}, "also of a cast that is returned"
+
+
+@pytest.mark.parametrize("case", ["dependent", "rounded"])
+def test_additions_that_no_norm_computes(case: str) -> None:
+    """A penalty on the gradient of a weight adds a term that depends on it; a kernel cannot read its own results. Nor
+    does it add in another dtype than that of dx."""
+    graph = _norms_graph()
+    fuse_casts(graph)
+    norms = [node for node in graph if LayerNormBackward.matches(node)]
+    (norm,) = (one for one in norms if all(Add.matches(reader) for reader in readers_of(one, graph)))
+    weight_gradient, _ = side_outputs_of(norm, graph)
+    (add,) = readers_of(norm, graph)
+    if case == "rounded":
+        graph.nodes[add.name] = replace(add, dtype="bfloat16")
+    role, rest = next(pair for pair in add.inputs.items() if pair[1] != norm.name)
+    inputs = {"x": rest, "a": weight_gradient.name}
+    if case == "dependent":
+        graph.insert_before(add.name, Pointwise.node("term", inputs, {"expression": "x + a"}, add.shape))
+        graph.nodes[add.name] = add.with_inputs(**{role: "term"})
+    values = given_to(graph)
+    expected = results(graph, values)
+    fuse_norm_gradients(graph)
+    assert not any("residual" in graph.nodes[one.name].inputs for one in norms)
+    for found, wanted in zip(results(graph, values), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -19,6 +19,8 @@ from escalade.engine.nodes.lowering import Forms
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.training import program
 from escalade.errors import EscaladeError, UnsupportedError
+from escalade.ops.layer_norm import LayerNormProblem
+from escalade.ops.layer_norm_backward import LayerNormBackwardProblem
 
 Make = Callable[[], nn.Module]
 
@@ -431,6 +433,50 @@ def test_shuffles_and_their_gradients_are_one_kernel_each() -> None:
     ran = [one.node.op for one in step.plan.steps if one.runs]
     assert ran.count("shuffle") == 4
     assert not {"permute", "reshape"} & set(ran)
+
+
+class _Stream(nn.Module):
+    """Norms of a residual stream in fp32 between layers in 16 bits, as in transformers; and one of a layer's result,
+    whose own result is needed in both dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.places = nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (first, second, third), layers = self.norms, self.layers
+        x = x + self.places
+        x = x + layers[0](first(x))
+        x = x + layers[1](second(x).transpose(0, 1)).transpose(0, 1)
+        y = third(layers[2](x).float())
+        return x + y * layers[3](y)
+
+
+def test_kernels_of_norms_cast_what_autocast_casts() -> None:
+    torch.manual_seed(0)
+    model = _Stream()
+    for parameter in model.norms.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, expected))
+    x, target = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype="bf16", device="twin")
+    found = step(x, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.mse_loss(expected(x), target)
+    loss.backward()
+    theirs.step()
+    _assert_same(found, loss.detach(), 1e-2)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-2)
+    problems = [one.lowered.problem for one in step.plan.steps if one.lowered is not None]
+    norms = [one for one in problems if isinstance(one, LayerNormProblem)]
+    assert [(one.dtype, one.result) for one in norms] == [("fp32", "bf16")] * 2 + [("bf16", "fp32")]
+    gradients = [one for one in problems if isinstance(one, LayerNormBackwardProblem)]
+    types = [(one.read, one.dtype, one.result, one.residual, one.rounded) for one in gradients]
+    behind_blocks = [("bf16", "fp32", "fp32", "fp32", "bf16"), ("bf16", "fp32", "fp32", "fp32", "")]
+    assert types == [("fp32", "bf16", "bf16", "", ""), *behind_blocks]
 
 
 class _Transposed(nn.Module):

@@ -1,15 +1,20 @@
-"""Layer normalization as an operator: its messages, gradient, and non-finite values."""
+"""Layer normalization as an operator: its messages, gradient, non-finite values, and dtypes of its tensors."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from escalade import ops
-from escalade.device.run import bind
+from escalade.device.run import TwinOptions, bind
 from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES
+from escalade.ops.base.operation import Operation
 from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
+from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, LayerNormBackwardProblem
 from tests.support import check
 
 
@@ -77,3 +82,71 @@ def test_short_rows_are_read_by_whole_lines() -> None:
     problem = LayerNormProblem(1 << 20, 64, dtype="fp16")
     config = LAYER_NORM.ladder.rung("in_registers").configs(problem)[0].as_dict()
     assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)
+
+
+_TYPES = [(x, y) for x in DTYPES for y in DTYPES]
+
+
+@pytest.mark.share(7)
+@pytest.mark.parametrize(("x", "y"), _TYPES)
+def test_results_of_any_dtype(x: str, y: str, seed: int) -> None:
+    _check_all_configs(LAYER_NORM, LayerNormProblem(7, 88, wide=True, dtype=x, output=y), seed)
+
+
+@pytest.mark.share(7)
+@pytest.mark.parametrize("gradient", DTYPES)
+@pytest.mark.parametrize(("x", "y"), _TYPES)
+def test_gradients_of_any_dtype(x: str, y: str, gradient: str, seed: int) -> None:
+    problem = LayerNormBackwardProblem(70, 88, dtype=x, output=y, gradient=gradient)
+    _check_all_configs(LAYER_NORM_BACKWARD, problem, seed)
+
+
+@pytest.mark.share(7)
+@pytest.mark.parametrize("rounded", ["", *DTYPES])
+@pytest.mark.parametrize(("x", "residual"), _TYPES)
+def test_residuals_and_copies_of_any_dtype(x: str, residual: str, rounded: str, seed: int) -> None:
+    problem = LayerNormBackwardProblem(70, 88, dtype=x, residual=residual, rounded=rounded)
+    _check_all_configs(LAYER_NORM_BACKWARD, problem, seed)
+
+
+def _check_all_configs(operation: Operation[Any], problem: Any, seed: int) -> None:
+    assert operation.problem.parse(problem.name, problem.dtype) == problem
+    for rung in operation.ladder.rungs:
+        for config in rung.configs(problem) if rung.supports(problem) is None else ():
+            check(operation, rung, problem, config, torch.device("cpu"), seed, TwinOptions(checks=True))
+
+
+def test_dtypes_are_named_and_checked() -> None:
+    problem = LayerNormBackwardProblem(
+        6304, 768, gradient="fp16", output="bf16", residual="fp32", rounded="fp16"
+    )
+    assert problem.name == "768_b6304_weight_fromfp16_tobf16_plusfp32_andfp16"
+    assert LayerNormBackwardProblem.parse(problem.name) == problem
+    assert LayerNormBackwardProblem(4, 8, residual="fp32", rounded="fp16").bytes == 4 * 8 * 18 + 3 * 8 * 4
+    assert LayerNormProblem(4, 8, output="fp16").bytes == 4 * 8 * (4 + 2) + 2 * 8 * 4
+    assert LayerNormBackwardProblem(4, 8, gradient="fp16").bytes == 4 * 8 * (4 + 2 + 4) + 3 * 8 * 4
+    with pytest.raises(UnsupportedError, match="int8"):
+        LayerNormProblem(4, 8, output="int8")
+    with pytest.raises(UnsupportedError, match="fp8"):
+        LayerNormBackwardProblem(4, 8, gradient="fp8")
+    with pytest.raises(UnsupportedError, match="residual.*tf32"):
+        LayerNormBackwardProblem(4, 8, residual="tf32")
+    with pytest.raises(UnsupportedError, match="stride 9.*cast the result"):
+        LayerNormProblem(4, 8, inner=9, output="fp16")
+    refusal = LAYER_NORM.ladder.rung("columns").supports(LayerNormProblem(4, 8, output="fp16"))
+    assert refusal == "columns writes y in the dtype of x, fp32, not in fp16"
+
+
+@pytest.mark.parametrize(
+    ("operation", "problem"),
+    [
+        (LAYER_NORM, LayerNormProblem(9000, 768, dtype="fp16", output="fp32")),
+        (LAYER_NORM, LayerNormProblem(9000, 768, output="fp16")),
+        (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="fp16", gradient="fp32")),
+        (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="bf16", output="fp32")),
+        (LAYER_NORM_BACKWARD, LayerNormBackwardProblem(9000, 768, dtype="fp16", residual="fp32")),
+    ],
+)
+def test_an_access_has_at_most_16_bytes_of_every_tensor(operation: Operation[Any], problem: Any) -> None:
+    (config, *_) = operation.ladder.rung("in_registers").configs(problem)
+    assert config.row_threads * config.packs == 768 // 4
