@@ -37,7 +37,7 @@ from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
-from escalade.engine.passes.stacks import join_slices, resolve_scatters, resolve_stacks
+from escalade.engine.passes.stacks import join_gradients, join_slices, resolve_scatters, resolve_stacks
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
@@ -118,6 +118,7 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
+    ("stacks", join_gradients),
     ("shuffles", recognize_shuffles),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),

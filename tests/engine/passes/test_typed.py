@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,6 +14,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import lift_casts
+from escalade.engine.passes.stacks import join_gradients
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -101,3 +103,67 @@ def test_layers_take_no_operand_of_another_type() -> None:
         for found, wanted in pairs:
             torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.1)
     assert fused
+
+
+def _heads(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """A projection in three parts by index, as in attention."""
+    y = p.conv(x).flatten(2).transpose(1, 2)
+    parts = torch.cat([y, y.sin(), y * y], 2).unflatten(-1, (3, 8)).unsqueeze(0).transpose(0, -2).squeeze(-2)
+    q, k, v = (parts[n].transpose(0, 1) for n in range(3))
+    return (q * k + v).transpose(0, 1).transpose(1, 2).reshape(x.shape)
+
+
+def _items(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Items whose gradients are stacked, behind a permutation."""
+    a, b = p.conv(x).view(2, 4, 2, 6, 6).permute(2, 0, 1, 3, 4).unbind(0)
+    return torch.cat([a.tanh(), b * a], 1)
+
+
+def _gaps(p: Model, x: torch.Tensor) -> torch.Tensor:
+    y = p.conv(x)
+    return torch.cat([y[:, 1:3].tanh(), y[:, 5:] * x[:, :3], y[:, 1:3] * x[:, :2], p.other(x)[:, 7:]], 1)
+
+
+def _nested(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Quarters of an image, of which one is read twice, besides the whole."""
+    y = p.conv(x)
+    top, bottom = y[:, :, :3], y[:, :, -3:]
+    left = torch.cat([top[..., :2].tanh(), bottom[..., :2] * top[..., :2]], 2)
+    return torch.cat([left, torch.cat([top[..., 2:], bottom[..., 2:].exp()], 2)], 3) + y.sin()
+
+
+@pytest.mark.parametrize(("run", "padded"), [(_heads, 0), (_items, 0), (_gaps, 1), (_nested, 0)])
+def test_gradients_of_parts_are_joined(run: Callable[..., torch.Tensor], padded: int) -> None:
+    """No gradient of a part is padded, except one that nothing is added to."""
+    _, joint = joint_of(run)
+    graph = joint.graph.copy()
+    join_gradients(graph)
+    calls = [node.calls for node in graph]
+    assert calls.count("select_backward") + calls.count("slice_backward") == padded
+    assert "stack" not in calls
+    before, after = ([node.op for node in each].count("concatenate") for each in (joint.graph, graph))
+    assert after > before
+    for one in graph:
+        assert one.op != "permute" or graph.nodes.get(one.inputs["x"], one).op != "concatenate"
+    values = given_to(joint.graph)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: torch.cat([p.conv(x)[:, :5].tanh() * x[:, :5], p.conv(x)[:, 2:5]], 1),  # of two values
+        lambda p, x: (y := p.conv(x))[:, :6].repeat(1, 2, 1, 1)[:, :8] * y[:, 2:].repeat(1, 2, 1, 1)[:, :8],
+        lambda p, x: (y := p.conv(x))[:, ::2].repeat(1, 2, 1, 1) * y[:, 1::2].repeat(1, 2, 1, 1),
+        lambda p, x: (y := p.conv(x))[:, :4].repeat(1, 2, 1, 1) * y[:, :, :3].repeat(1, 1, 2, 1),
+    ],
+)
+def test_gradients_of_parts_that_overlap_stay_sums(run: Callable[..., torch.Tensor]) -> None:
+    _, joint = joint_of(run)
+    graph = joint.graph.copy()
+    join_gradients(graph)
+    assert [node.op for node in graph] == [node.op for node in joint.graph]
+    values = given_to(joint.graph)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
