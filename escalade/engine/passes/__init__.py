@@ -14,7 +14,7 @@ from escalade.engine.passes.attention import recognize_attention
 from escalade.engine.passes.carried_ranges import collect_ranges, note_ranges
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
 from escalade.engine.passes.channel_scale import fold_batch_norm
-from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
+from escalade.engine.passes.epilogues import fuse_biases, fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fuse_mlp import fuse_mlp, fuse_small_mlp, fuse_squeeze_excite
 from escalade.engine.passes.fuse_pools import fuse_max_pools, fuse_pooled_linear, hoist_pools
@@ -52,6 +52,7 @@ from escalade.engine.passes.step_convolutions import (
     mask_input_gradients,
 )
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
+from escalade.engine.passes.step_permutes import sink_step_permutes
 from escalade.engine.passes.step_recompute import recompute_in_gradients
 from escalade.engine.passes.views import keep_sequences_as_images, pool_channels_last, sink_permutes
 from escalade.ops.base.card import TWIN, Card
@@ -118,8 +119,10 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
+    ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),
-    ("shuffles", recognize_shuffles),
+    ("permutes", sink_step_permutes),
+    ("biases", fuse_biases),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),
     ("batch_norm_training", fuse_batch_norm_epilogues),
