@@ -9,7 +9,7 @@ permutation back. What remains are views, which attention reads in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,17 +31,22 @@ Order = tuple[int, ...]
 
 
 def sink_step_permutes(graph: Graph) -> None:
-    """Move permutations behind products and pointwise functions, if fewer bytes are copied then."""
+    """Move permutations behind views, and products and pointwise functions, where fewer bytes are copied then."""
+    candidates = [graph, _sunk(graph, _sink_views), _sunk(graph, _sink)]
+    graph.nodes = min(candidates, key=_copied_bytes).nodes
+
+
+def _sunk(graph: Graph, sink: Callable[[Graph, Node], None]) -> Graph:
+    """Return the graph after a function was applied to its nodes, except to outputs and to views of images."""
     moved = graph.copy()
     views = _views_of_images(graph)
     for node in moved:
         reads_image = any(_source(moved, name) in views for name in node.inputs.values())
         if node.name not in moved.outputs and node.name not in views and not reads_image:
-            _sink(moved, node)
+            sink(moved, node)
     moved.remove_dead_code()
     _merge_views(moved)
-    if _copied_bytes(moved) < _copied_bytes(graph):
-        graph.nodes = moved.nodes
+    return moved
 
 
 def _merge_views(graph: Graph) -> None:
@@ -65,7 +70,8 @@ def _views_of_images(graph: Graph) -> set[str]:
     return found
 
 
-def _sink(graph: Graph, node: Node) -> None:
+def _sink_views(graph: Graph, node: Node) -> None:
+    """Move a permutation behind a view or a concatenation of it."""
     if Permute.matches(node):
         value = permuted(graph, node, node.inputs["x"], node.attributes["order"])
         if graph.nodes.get(value) != replace(node, name=value):
@@ -74,16 +80,24 @@ def _sink(graph: Graph, node: Node) -> None:
             graph.remove(graph.nodes[value], instead=node.name)
     elif Reshape.matches(node):
         _sink_into_reshape(graph, node)
-    elif Reduce.matches(node):
-        _sink_into_reduction(graph, node)
-    elif Concatenate.matches(node) or operator_of(node).expression(node) is not None:
-        _sink_into_elements(graph, node)
     elif Slice.matches(node) or node.calls in ("select", "unbind"):
         _sink_into_range(graph, node)
+    elif Concatenate.matches(node):
+        _sink_into_elements(graph, node)
+
+
+def _sink(graph: Graph, node: Node) -> None:
+    """Move a permutation behind a view of it, a pointwise function, a reduction or a product."""
+    if operator_of(node).expression(node) is not None:
+        _sink_into_elements(graph, node)
+    elif Reduce.matches(node):
+        _sink_into_reduction(graph, node)
     elif Conv2d.matches(node) or Conv2dInputGradient.matches(node):
         _sink_into_product(graph, node)
     elif Conv2dWeightGradient.matches(node):
         _drop_in_weight_gradient(graph, node)
+    else:
+        _sink_views(graph, node)
 
 
 def _replace(graph: Graph, node: Node, value: str, order: Order) -> None:
