@@ -359,7 +359,7 @@ def _copied_bytes(graph: Graph) -> int:
         found = 0
         for name in dict.fromkeys(names):
             tensor = tensors.setdefault(name, dense(name))
-            if not _is_dense(tensor):
+            if not _is_dense(tensor, graph.nodes.get(name)):
                 found += tensor.nbytes
                 tensors[name] = dense(name)
         return found
@@ -378,8 +378,9 @@ def _copied_bytes(graph: Graph) -> int:
     return copied + read(graph.outputs)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    is_image = tensor.dim() == _IMAGE_RANK
+def _is_dense(tensor: torch.Tensor, node: Node | None) -> bool:
+    """Return True if kernels can read a value; a permutation may be an image in NHWC, but no reshape of one is."""
+    is_image = tensor.dim() == _IMAGE_RANK and not Reshape.matches(node)
     return tensor.is_contiguous() or (is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
