@@ -40,6 +40,8 @@ _BY_STRIDES = frozenset(
     "view view_as_real view_as_complex as_strided as_strided_copy as_strided_scatter".split()
 )
 """Operators whose result depends on their operand's strides, though most of them return views."""
+_ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash|efficient|cudnn)_attention\w*")
+_ATTENTION_RANK, _VECTOR_BYTES = 4, 16
 
 
 class OperatorError(UnsupportedError):
@@ -134,6 +136,20 @@ def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
     is_view = any(result.alias_info is not None for result in operator._schema.returns)
     is_iterated = is_view or torch.Tag.pointwise in operator.tags
     return is_iterated or _ANY_STRIDES.fullmatch(name) is not None
+
+
+def takes_rows(operator: torch._ops.OpOverload) -> bool:
+    """Return True for attention and its gradient: they read the rows of their operands at any distance."""
+    return _ATTENTION.fullmatch(operator._schema.name) is not None
+
+
+def has_rows(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor's rows are contiguous, at addresses that allow vector accesses."""
+    if tensor.dim() != _ATTENTION_RANK or tensor.stride(-1) != 1:
+        return False
+    steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride(), strict=False) if size > 1]
+    distances = (*steps, tensor.storage_offset())
+    return all(steps) and not any(step * tensor.itemsize % _VECTOR_BYTES for step in distances)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:

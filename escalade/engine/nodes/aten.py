@@ -12,10 +12,12 @@ import torch.utils._pytree as pytree
 
 from escalade.engine.graph.aten import (
     OperatorError,
+    has_rows,
     is_random_call,
     reject_trapping_division,
     resolve_operator,
     takes_any_layout,
+    takes_rows,
     to_memory_order,
 )
 from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Graph, Node, Reference, map_leaves
@@ -136,7 +138,11 @@ def results_of(
     home = next((tensor.device for tensor in inputs.values()), None)
     operator = resolve_operator(target)
     if not takes_any_layout(operator):
-        inputs = {role: to_memory_order(tensor, orders.get(role)) for role, tensor in inputs.items()}
+        keeps = takes_rows(operator)
+        inputs = {
+            role: tensor if keeps and has_rows(tensor) else to_memory_order(tensor, orders.get(role))
+            for role, tensor in inputs.items()
+        }
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.device):  # the plan's device, not that of capture

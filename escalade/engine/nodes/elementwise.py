@@ -39,6 +39,7 @@ class Add(Operator):
 
     name = "add"
     preferred_layout = None
+    mixes_types = True
     signature = Signature({"x": ANY, "residual": ANY}, {"relu": FLAG}, floating=False)
 
     @match_aten("add")

@@ -19,7 +19,7 @@ from escalade.engine.passes.casts import (
     widen_mlp_gradients,
 )
 from escalade.engine.passes.channel_scale import fold_batch_norm
-from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
+from escalade.engine.passes.epilogues import fuse_biases, fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fuse_mlp import fuse_mlp, fuse_small_mlp, fuse_squeeze_excite
 from escalade.engine.passes.fuse_pools import fuse_max_pools, fuse_pooled_linear, hoist_pools
@@ -42,7 +42,7 @@ from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
-from escalade.engine.passes.stacks import join_slices, resolve_scatters, resolve_stacks
+from escalade.engine.passes.stacks import join_gradients, join_slices, resolve_scatters, resolve_stacks
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
@@ -57,6 +57,7 @@ from escalade.engine.passes.step_convolutions import (
     mask_input_gradients,
 )
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
+from escalade.engine.passes.step_permutes import sink_step_permutes
 from escalade.engine.passes.step_recompute import recompute_in_gradients
 from escalade.engine.passes.views import keep_sequences_as_images, pool_channels_last, sink_permutes
 from escalade.ops.base.card import TWIN, Card
@@ -123,9 +124,12 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
+    ("shuffles", recognize_shuffles),  # before their permutations move
+    ("stacks", join_gradients),
+    ("permutes", sink_step_permutes),
+    ("biases", fuse_biases),
     ("fused_casts", fuse_casts),
     ("layer_norm_backward", fuse_norm_gradients),
-    ("shuffles", recognize_shuffles),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),
     ("batch_norm_training", fuse_batch_norm_epilogues),

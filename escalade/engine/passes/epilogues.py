@@ -10,13 +10,17 @@ import torch
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import RELU, activation_of, with_activation
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle, Shuffle
+from escalade.engine.nodes.side_outputs import side_outputs_of
 from escalade.engine.nodes.upsample2d import Upsample2d
 from escalade.engine.nodes.views import Concatenate, Permute, Reshape
 from escalade.engine.passes.carried_ranges import with_carried_range
+from escalade.engine.passes.gradient_patterns import sort_nodes
 from escalade.ops.expressions import Expression
 
+_BIAS = Expression.parse("x + a")
 _ATEN_MOVES = frozenset("expand broadcast_to repeat tile repeat_interleave roll flip".split())
 """PyTorch operators that move or repeat all elements of a tensor."""
 MAX_CALLS = 64  # functions in one epilogue or prologue; more would not fit a kernel's registers
@@ -75,6 +79,28 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
 
 def _weight_elements(graph: Graph, layer: Node) -> int:
     return math.prod(graph.shape_of(layer.inputs["weight"]))  # type: ignore[arg-type]
+
+
+def fuse_biases(graph: Graph) -> None:
+    """Add the bias of a product of rows in its layer, if the model multiplies and adds separately."""
+    for node in graph:
+        expression = operator_of(node).expression(node)
+        if expression != _BIAS or graph.shape_of(node.inputs["a"]) != node.shape[-1:] or len(node.shape) < 2:
+            continue
+        reader, layer = node, graph.nodes.get(node.inputs["x"])
+        while layer is not None and graph.only_user(layer.name) is reader and Reshape.matches(layer):
+            reader, layer = layer, graph.nodes.get(layer.inputs["x"])
+        if layer is None or not Conv2d.matches(layer) or graph.only_user(layer.name) is not reader:
+            continue
+        is_of_rows = layer.shape == (layer.shape[0], *node.shape[-1:], 1, 1)
+        types = {layer.dtype, node.dtype, dtype_name(graph.dtype_of(node.inputs["a"]))}
+        if not is_of_rows or "bias" in layer.inputs or len(types) > 1 or not activation_of(layer).is_identity:
+            continue
+        if node.name in graph.outputs or "residual" in layer.inputs or side_outputs_of(layer, graph):
+            continue
+        graph.nodes[layer.name] = layer.with_inputs(bias=node.inputs["a"])
+        graph.remove(node, instead=node.inputs["x"])
+    sort_nodes(graph)
 
 
 def fuse_expressions(graph: Graph) -> None:

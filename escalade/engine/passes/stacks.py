@@ -12,14 +12,18 @@ reads the sum instead, a read outside of it reads x, and a read of both reads a 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeGuard
 
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape, dtype_name
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import AtenCall, Operator
+from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
-from escalade.engine.nodes.views import Concatenate, Reshape, Slice, concatenated_values
+from escalade.engine.nodes.views import Concatenate, Permute, Reshape, Slice, concatenated_values
 
 _COMBINE = {"sum": "x + a", "mean": "x + a", "amax": "maximum(x, a)", "amin": "minimum(x, a)"}
 """Expression that combines two items, by kind of the reduction."""
@@ -272,3 +276,223 @@ def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
             parts.append(graph.add(rest, before=node.name))
     inputs: dict[str, str | None] = {f"x{number}": part for number, part in enumerate(parts)}
     graph.nodes[node.name] = Concatenate.instead_of(node, inputs, dimension=dimension)
+
+
+@dataclass(frozen=True)
+class _PaddedGradient:
+    """The gradient of the range from `first` to `end` in one dimension, padded with zeros to the whole value."""
+
+    source: str
+    dimension: int
+    first: int
+    end: int
+
+
+def join_gradients(graph: Graph) -> None:
+    """Concatenate the gradients of a value's parts, which autograd pads with zeros and adds.
+
+    Then no zeros are written, and views of the whole become views of the parts.
+    """
+    for name in reversed(tuple(graph.nodes)):  # outermost sums first
+        node = graph.nodes.get(name)
+        if not _is_sum(node) or name in graph.outputs:
+            continue
+        terms = _terms(graph, node)
+        if any(dtype_name(graph.dtype_of(term)) != node.dtype for term in terms):
+            continue
+        joined = _joined(graph, node, terms, node.shape)
+        if joined is not None:
+            graph.remove(node, instead=joined)
+            graph.remove_dead_code()  # sums within this one
+    for node in graph:
+        if node.calls == "stack" and node.is_floating and node.name not in graph.outputs:
+            _to_concatenated_items(graph, node)
+    for node in graph:
+        if Concatenate.matches(node):
+            _join_views(graph, node)
+    graph.remove_dead_code()
+
+
+def _is_sum(node: Node | None) -> TypeGuard[Node]:
+    return Add.matches(node) and not node.attributes["relu"]
+
+
+def _terms(graph: Graph, node: Node) -> list[str]:
+    """Return the values that a sum adds, including those of sums that only it reads."""
+    terms = []
+    for name in node.inputs.values():
+        inner = graph.nodes.get(name)
+        if _is_sum(inner) and inner.dtype == node.dtype and graph.only_user(name) is not None:
+            terms += _terms(graph, inner)
+        else:
+            terms.append(name)
+    return terms
+
+
+def _joined(graph: Graph, before: Node, terms: Sequence[str], shape: Shape) -> str | None:
+    """Return a sum of which the padded gradients are concatenated; None if there are none of different parts."""
+    gradients = {name: _padded_gradient(graph, name, before.dtype) for name in terms}
+    rest = [name for name in terms if gradients[name] is None]
+    joined = []
+    for dimension in dict.fromkeys(one.dimension for one in gradients.values() if one is not None):
+        spans: dict[tuple[int, int], list[str]] = {}
+        names = []
+        for name in terms:
+            if (one := gradients[name]) is not None and one.dimension == dimension:
+                spans.setdefault((one.first, one.end), []).append(one.source)
+                names.append(name)
+        if len(names) > 1 and all(end <= first for (_, end), (first, _) in pairwise(sorted(spans))):
+            joined.append(_concatenation(graph, before, shape, dimension, spans))
+        else:
+            rest += names
+    return _sum(graph, before, [*joined, *rest], shape) if joined else None
+
+
+def _concatenation(
+    graph: Graph, before: Node, shape: Shape, dimension: int, spans: Mapping[tuple[int, int], Sequence[str]]
+) -> str:
+    """Return the sum of gradients that are padded to disjoint ranges, given by these ranges."""
+    size, reached, parts = shape[dimension], 0, list[str]()
+    assert isinstance(size, int)
+    for (first, end), sources in (*sorted(spans.items()), ((size, size), ())):
+        if first > reached:
+            gap = _with_size(shape, dimension, first - reached)
+            parts.append(_zeros(graph, before, gap, like=next(iter(spans.values()))[0]))
+        if end > first:
+            part = _with_size(shape, dimension, end - first)
+            terms = [view(graph, before, source, part) for source in sources]
+            parts.append(_joined(graph, before, terms, part) or _sum(graph, before, terms, part))
+        reached = end
+    if len(parts) == 1:
+        return parts[0]
+    inputs = {f"x{number}": part for number, part in enumerate(parts)}
+    attributes = {"dimension": dimension}
+    whole = Concatenate.node(f"{before.name}_parts", inputs, attributes, shape, before.dtype)
+    return graph.add(whole, before=before.name)
+
+
+def _with_size(shape: Shape, dimension: int, size: int) -> Shape:
+    return (*shape[:dimension], size, *shape[dimension + 1 :])
+
+
+def _zeros(graph: Graph, before: Node, shape: Shape, like: str) -> str:
+    attributes = {"target": "aten::new_zeros", "arguments": {"self": Reference("in0"), "size": shape}}
+    zeros = Node(f"{before.name}_zeros", ATEN, {"in0": like}, attributes, shape, before.dtype)
+    return graph.add(zeros, before=before.name)
+
+
+def _sum(graph: Graph, before: Node, names: Sequence[str], shape: Shape) -> str:
+    total, *others = names
+    for other in others:
+        inputs = {"x": total, "residual": other}
+        added = Add.node(f"{before.name}_sum", inputs, {"relu": False}, shape, before.dtype)
+        total = graph.add(added, before=before.name)
+    return total
+
+
+def _padded_gradient(graph: Graph, name: str, dtype: str) -> _PaddedGradient | None:
+    """Return the gradient that a value of this dtype is, padded with zeros; None for any other value."""
+    node = graph.nodes.get(name)
+    if node is None or node.calls not in ("select_backward", "slice_backward") or node.dtype != dtype:
+        return None
+    call = AtenCall(node)
+    source, dimension, sizes = call.value("grad_output"), call("dim", 0), node.shape
+    if source is None or not isinstance(dimension, int) or dtype_name(graph.dtype_of(source)) != dtype:
+        return None
+    dimension %= len(sizes)
+    size = sizes[dimension]
+    is_item = node.calls == "select_backward"
+    first = call("index" if is_item else "start", 0)
+    length = 1 if is_item else graph.shape_of(source)[dimension]
+    if not (isinstance(size, int) and isinstance(first, int) and isinstance(length, int)):
+        return None
+    if not length or call("step", 1) != 1:
+        return None
+    first = min(max(first + size if first < 0 else first, 0), size)
+    return _PaddedGradient(source, dimension, first, first + length)
+
+
+def view(graph: Graph, before: Node, name: str, shape: Shape) -> str:
+    """Return a value in another shape, adding a node before `before` if needed."""
+    while Reshape.matches(node := graph.nodes.get(name)) and "order" not in node.attributes:
+        name = node.inputs["x"]
+    if graph.shape_of(name) == shape:
+        return name
+    made = Reshape.node(f"{name}_view", {"x": name}, {}, shape, dtype_name(graph.dtype_of(name)))
+    return graph.add(made, before=before.name)
+
+
+def permuted(graph: Graph, before: Node, name: str, order: tuple[int, ...]) -> str:
+    """Return a permutation of a value, adding nodes before `before` if needed."""
+    sizes = graph.shape_of(name)
+    shape = tuple(sizes[dim] for dim in order)
+    kept = [dim for dim in order if sizes[dim] != 1]
+    if kept == sorted(kept):
+        return view(graph, before, name, shape)
+    if Permute.matches(node := graph.nodes.get(name)):
+        first = node.attributes["order"]
+        return permuted(graph, before, node.inputs["x"], tuple(first[dim] for dim in order))
+    made = Permute.node(
+        f"{name}_moved", {"x": name}, {"order": order}, shape, dtype_name(graph.dtype_of(name))
+    )
+    return graph.add(made, before=before.name)
+
+
+def _to_concatenated_items(graph: Graph, node: Node) -> None:
+    """Replace a stack by a concatenation of its items with a new dimension."""
+    stacked = _stacked(graph, node)
+    names = stacked[0] if stacked is not None else []
+    if stacked is None or len(names) < 2 or graph.constants.keys() & {*names}:
+        return
+    if {dtype_name(graph.dtype_of(name)) for name in names} != {node.dtype}:
+        return
+    shape = _with_size(node.shape, stacked[1], 1)
+    items = {f"x{number}": view(graph, node, name, shape) for number, name in enumerate(names)}
+    graph.nodes[node.name] = Concatenate.instead_of(node, items, dimension=stacked[1])
+
+
+def _join_views(graph: Graph, node: Node) -> None:
+    """Replace a permutation of a concatenation by a concatenation of permuted parts."""
+    chain, dimensions = [node], [node.attributes["dimension"]]
+    lengths = [graph.shape_of(name)[dimensions[0]] for name in concatenated_values(node)]
+    while (reader := graph.only_user(chain[-1].name)) is not None:
+        moved = _moved_dimension(reader, chain[-1].shape, dimensions[-1], lengths)
+        if moved is None:
+            break
+        dimension, lengths = moved
+        chain.append(reader)
+        dimensions.append(dimension)
+    if not any(map(Permute.matches, chain)):
+        return
+    *inner, last = chain
+    parts = concatenated_values(node)
+    own = [graph.shape_of(name)[dimensions[0]] for name in parts]
+    for before, reader, dimension in zip(inner, chain[1:], dimensions[1:], strict=True):
+        if Permute.matches(reader):
+            parts = [permuted(graph, last, name, reader.attributes["order"]) for name in parts]
+        else:
+            _, own = _moved_dimension(reader, before.shape, dimensions[chain.index(before)], own) or (0, own)
+            sizes = [_with_size(reader.shape, dimension, length) for length in own]
+            parts = [view(graph, last, name, shape) for name, shape in zip(parts, sizes, strict=True)]
+    inputs = {f"x{number}": part for number, part in enumerate(parts)}
+    graph.nodes[last.name] = Concatenate.instead_of(last, inputs, dimension=dimensions[-1])
+
+
+def _moved_dimension(
+    reader: Node, shape: Shape, dimension: int, lengths: list[int]
+) -> tuple[int, list[int]] | None:
+    """Return the dimension, and the lengths in it, that parts have behind a view; None if they are torn apart."""
+    if Permute.matches(reader):
+        return reader.attributes["order"].index(dimension), lengths
+    if not Reshape.matches(reader) or "order" in reader.attributes:
+        return None
+    outer = math.prod(shape[:dimension])  # type: ignore[arg-type]
+    inner = math.prod(shape[dimension + 1 :])  # type: ignore[arg-type]
+    for moved, size in enumerate(reader.shape):
+        rest = math.prod(reader.shape[moved + 1 :])  # type: ignore[arg-type]
+        if size == 1 or not rest or math.prod(reader.shape[:moved]) != outer:  # type: ignore[arg-type]
+            continue
+        if any(length * inner % rest for length in lengths):
+            return None
+        return moved, [length * inner // rest for length in lengths]
+    return None

@@ -54,10 +54,8 @@ def fuse_bias_gradients(graph: Graph) -> None:
         if not Conv2dWeightGradient.matches(node) or node.attributes["bias"]:
             continue
         gradient = node.inputs["gradient"]
-        image = graph.nodes.get(gradient)
-        rows = graph.readers(image.inputs["x"]) if Reshape.matches(image) else []
         sums = (
-            other for other in (*graph.readers(gradient), *rows) if _is_bias_gradient(other, gradient, graph)
+            other for other in _readers_of_views(graph, gradient) if _is_bias_gradient(other, node, graph)
         )
         bias = next(sums, None)
         if bias is None or bias.dtype != node.dtype:
@@ -71,22 +69,26 @@ def fuse_bias_gradients(graph: Graph) -> None:
         sort_nodes(graph)
 
 
-def _is_bias_gradient(node: Node, gradient: str, graph: Graph) -> bool:
-    """Return True for the sum of a gradient over all dimensions but its channels, or over the rows it is a view of."""
-    if not Reduce.matches(node):
+def _readers_of_views(graph: Graph, name: str) -> list[Node]:
+    """Return the nodes that read a value, or anything that it is a reshape of, or a reshape of the same value."""
+    while Reshape.matches(node := graph.nodes.get(name)) and "order" not in node.attributes:
+        name = node.inputs["x"]
+    readers = graph.readers(name)
+    for reader in readers:
+        if Reshape.matches(reader) and "order" not in reader.attributes:
+            readers += graph.readers(reader.name)
+    return readers
+
+
+def _is_bias_gradient(node: Node, layer: Node, graph: Graph) -> bool:
+    """Return True for the sum of a layer's gradient over all dimensions but its channels, as an image or as rows."""
+    if not Reduce.matches(node) or "before" in node.attributes or not activation_of(node).is_identity:
         return False
-    a, image = node.attributes, graph.nodes.get(gradient)
-    is_of_rows = (
-        Reshape.matches(image)
-        and node.inputs["x"] == image.inputs["x"]
-        and len(graph.shape_of(node.inputs["x"])) == 2
-    )
-    return (
-        (is_of_rows or node.inputs["x"] == gradient)
-        and (a["kind"], a["dims"]) == ("sum", (0,) if is_of_rows else BIAS_DIMS)
-        and "before" not in a
-        and activation_of(node).is_identity
-    )
+    gradient, a, sizes = layer.inputs["gradient"], node.attributes, graph.shape_of(node.inputs["x"])
+    if node.inputs["x"] == gradient:
+        return (a["kind"], a["dims"]) == ("sum", BIAS_DIMS)
+    is_of_rows = graph.shape_of(gradient) == (*graph.shape_of(gradient)[:1], *sizes[-1:], 1, 1)
+    return is_of_rows and (a["kind"], a["dims"]) == ("sum", tuple(range(len(sizes) - 1)))
 
 
 def fuse_max_pool_gradients(graph: Graph) -> None:

@@ -16,6 +16,7 @@ from escalade.engine.graph.aten import (
     _PURE_OPERATORS,
     OperatorError,
     _is_pointwise,
+    has_rows,
     memory_order,
     to_memory_order,
 )
@@ -221,6 +222,36 @@ def test_an_order_of_dimensions_is_found_again() -> None:
         dense = to_memory_order(tensor, order)
         assert torch.equal(dense, tensor) and (order is None or memory_order(dense) == order)
         assert to_memory_order(dense, order).data_ptr() == dense.data_ptr()
+
+
+def test_attention_reads_rows_in_place() -> None:
+    packed = torch.randn(2, 6, 3, 4, 8, dtype=torch.float16)
+    heads = [packed[:, :, number].transpose(1, 2) for number in range(3)]
+    assert all(map(has_rows, heads)) and has_rows(heads[0][:, :, :1])
+    rejected = [
+        heads[0].transpose(2, 3),  # columns
+        packed[:, :, 0, :, 2:].transpose(1, 2),  # 4 bytes from an aligned address
+        torch.randn(2, 4, 6, 12, dtype=torch.float16)[..., :8],  # 24 bytes from row to row
+        torch.randn(2, 1, 6, 8, dtype=torch.float16).expand(2, 4, 6, 8),
+        packed,
+    ]
+    assert not any(map(has_rows, rejected))
+    target = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    arguments = {name: Reference(name) for name in ("query", "key", "value")}
+    read: list[int] = []
+
+    class Operands(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "attention" in str(function):
+                read.extend(tensor.data_ptr() for tensor in args)
+            return function(*args, **(kwargs or {}))
+
+    with Operands():
+        found = results_of(target, arguments, dict(zip(arguments, heads, strict=True)))[0]
+    assert read == [tensor.data_ptr() for tensor in heads]
+    query, key, value = (tensor.contiguous() for tensor in heads)
+    expected = F.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 class Call(nn.Module):

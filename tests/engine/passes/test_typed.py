@@ -19,7 +19,10 @@ from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of
 from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import fuse_casts, lift_casts
+from escalade.engine.passes.epilogues import fuse_biases
 from escalade.engine.passes.norms import fuse_norm_gradients
+from escalade.engine.passes.stacks import join_gradients
+from escalade.engine.passes.step_permutes import sink_step_permutes
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -28,6 +31,7 @@ class Model(nn.Module):
     def __init__(self, run: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.run, self.conv, self.other = run, nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.first, self.wide, self.narrow = nn.Linear(8, 8), nn.Linear(8, 24, bias=False), nn.Linear(24, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.run(self, x)
@@ -187,3 +191,171 @@ def test_additions_that_no_norm_computes(case: str) -> None:
     assert not any("residual" in graph.nodes[one.name].inputs for one in norms)
     for found, wanted in zip(results(graph, values), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def _heads(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """A projection in three parts by index, as in attention."""
+    y = p.conv(x).flatten(2).transpose(1, 2)
+    parts = torch.cat([y, y.sin(), y * y], 2).unflatten(-1, (3, 8)).unsqueeze(0).transpose(0, -2).squeeze(-2)
+    q, k, v = (parts[n].transpose(0, 1) for n in range(3))
+    return (q * k + v).transpose(0, 1).transpose(1, 2).reshape(x.shape)
+
+
+def _items(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Items whose gradients are stacked, behind a permutation."""
+    a, b = p.conv(x).view(2, 4, 2, 6, 6).permute(2, 0, 1, 3, 4).unbind(0)
+    return torch.cat([a.tanh(), b * a], 1)
+
+
+def _gaps(p: Model, x: torch.Tensor) -> torch.Tensor:
+    y = p.conv(x)
+    return torch.cat([y[:, 1:3].tanh(), y[:, 5:] * x[:, :3], y[:, 1:3] * x[:, :2], p.other(x)[:, 7:]], 1)
+
+
+def _nested(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Quarters of an image, of which one is read twice, besides the whole."""
+    y = p.conv(x)
+    top, bottom = y[:, :, :3], y[:, :, -3:]
+    left = torch.cat([top[..., :2].tanh(), bottom[..., :2] * top[..., :2]], 2)
+    return torch.cat([left, torch.cat([top[..., 2:], bottom[..., 2:].exp()], 2)], 3) + y.sin()
+
+
+@pytest.mark.parametrize(("run", "padded"), [(_heads, 0), (_items, 0), (_gaps, 1), (_nested, 0)])
+def test_gradients_of_parts_are_joined(run: Callable[..., torch.Tensor], padded: int) -> None:
+    """No gradient of a part is padded, except one that nothing is added to."""
+    _, joint = joint_of(run)
+    graph = joint.graph.copy()
+    join_gradients(graph)
+    calls = [node.calls for node in graph]
+    assert calls.count("select_backward") + calls.count("slice_backward") == padded
+    assert "stack" not in calls
+    before, after = ([node.op for node in each].count("concatenate") for each in (joint.graph, graph))
+    assert after > before
+    for one in graph:
+        assert one.op != "permute" or graph.nodes.get(one.inputs["x"], one).op != "concatenate"
+    values = given_to(joint.graph)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: torch.cat([p.conv(x)[:, :5].tanh() * x[:, :5], p.conv(x)[:, 2:5]], 1),  # of two values
+        lambda p, x: (y := p.conv(x))[:, :6].repeat(1, 2, 1, 1)[:, :8] * y[:, 2:].repeat(1, 2, 1, 1)[:, :8],
+        lambda p, x: (y := p.conv(x))[:, ::2].repeat(1, 2, 1, 1) * y[:, 1::2].repeat(1, 2, 1, 1),
+        lambda p, x: (y := p.conv(x))[:, :4].repeat(1, 2, 1, 1) * y[:, :, :3].repeat(1, 1, 2, 1),
+    ],
+)
+def test_gradients_of_parts_that_overlap_stay_sums(run: Callable[..., torch.Tensor]) -> None:
+    _, joint = joint_of(run)
+    graph = joint.graph.copy()
+    join_gradients(graph)
+    assert [node.op for node in graph] == [node.op for node in joint.graph]
+    values = given_to(joint.graph)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(2).transpose(1, 2).sin()
+
+
+def _image(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return y.transpose(1, 2).reshape(x.shape)
+
+
+def _there_and_back(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Tokens before the batch for a chain of layers."""
+    y = _tokens(x)
+    return _image(y + p.narrow(F.gelu(p.wide(p.first(y).transpose(0, 1)))).transpose(0, 1), x)
+
+
+def _cycled(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Three dimensions of rows in another order, with a function and a factor per feature."""
+    y = _tokens(x).view(2, 4, 9, 8).permute(1, 2, 0, 3)
+    y = p.narrow(p.wide(y).tanh() * p.narrow.weight.sum(0))
+    return _image(y.permute(2, 0, 1, 3).reshape(2, 36, 8), x)
+
+
+def _two_orders(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """A layer whose rows, and whose gradient's rows, are permuted in different ways."""
+    y = p.wide(_tokens(x).view(2, 6, 6, 8).transpose(1, 2)).transpose(0, 1)
+    return _image(p.narrow(y).transpose(0, 1).reshape(2, 36, 8), x)
+
+
+def _attention(p: Model, x: torch.Tensor) -> torch.Tensor:
+    """Operators of nn.MultiheadAttention."""
+    y = _tokens(x)
+    qkv = p.wide(y.transpose(0, 1)) + p.narrow.weight.sum(0)
+    qkv = qkv.unflatten(-1, (3, 8)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    heads = [one.reshape(36, 4, 4).transpose(0, 1).view(2, 2, 36, 4) for one in qkv]
+    mixed = F.scaled_dot_product_attention(*heads).permute(2, 0, 1, 3).contiguous().view(72, 8)
+    return _image(y + p.first(mixed).view(36, 2, 8).transpose(0, 1), x)
+
+
+@pytest.mark.parametrize(
+    ("run", "permutes"),
+    [(_there_and_back, 0), (_cycled, 0), (_two_orders, 2), (_attention, 8)],
+    ids=["chain", "cycle", "two", "attention"],
+)
+def test_permutations_cancel_behind_products(run: Callable[..., torch.Tensor], permutes: int) -> None:
+    """What attention itself reads and writes stays permuted, as views."""
+    _, joint = joint_of(run, autocast=BRAIN)
+    graph = joint.graph.copy()
+    join_gradients(graph)
+    before = graph.copy()
+    sink_step_permutes(graph)
+    orders, others = (
+        [node.attributes["order"] for node in each if node.op == "permute"] for each in (graph, before)
+    )
+    of_rows = [order for order in orders if order[-1] == len(order) - 1]  # others are of the image
+    assert len(of_rows) == permutes and len(orders) < len(others)
+    assert run is not _attention or set(of_rows) == {(0, 2, 1, 3)}
+    values = given_to(before)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: _image(p.wide(_tokens(x).transpose(0, 1)).softmax(0)[..., 8:16].transpose(0, 1), x),
+        lambda p, x: p.narrow(p.wide(p.conv(x).permute(0, 2, 3, 1)).exp()).permute(0, 3, 1, 2),
+    ],
+    ids=["wider", "pixels"],
+)
+def test_permutations_that_would_copy_more_stay(run: Callable[..., torch.Tensor]) -> None:
+    _, joint = joint_of(run, autocast=BRAIN)
+    graph = joint.graph.copy()
+    graph.remove_dead_code()
+    nodes = dict(graph.nodes)
+    sink_step_permutes(graph)
+    assert dict(graph.nodes) == nodes
+
+
+def test_separate_biases_are_those_of_layers() -> None:
+    """The bias of a product, which is added to a view of it, and its gradient."""
+
+    def run(p: Model, x: torch.Tensor) -> torch.Tensor:
+        y = p.wide(_tokens(x)).view(2, 36, 3, 8).flatten(2) + p.narrow.weight.sum(0).bfloat16()
+        z = p.wide(_tokens(x))
+        return _image(
+            p.narrow(y) + p.narrow(z + p.narrow.weight.sum(0).bfloat16() + z), x
+        )  # the latter is read twice
+
+    _, joint = joint_of(run, autocast=BRAIN)
+    graph = joint.graph.copy()
+    fuse_biases(graph)
+    biases = [node.name for node in graph if node.op == "conv2d" and "bias" in node.inputs]
+    before = [node.name for node in joint.graph if node.op == "conv2d" and "bias" in node.inputs]
+    assert len(biases) == len(before) + 1
+    optimized = optimize_step(
+        joint.graph, {one.name: "nchw" for one in joint.graph.inputs if len(one.shape) == 4}, {}
+    )
+    gradients = [node for node in optimized if node.op == "conv2d_weight_gradient"]
+    assert sum(node.attributes["bias"] for node in gradients) == 3, gradients
+    values = given_to(joint.graph)
+    for each in (graph, optimized):
+        for found, wanted in zip(results(each, values), results(joint.graph, values), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))

@@ -479,6 +479,52 @@ def test_kernels_of_norms_cast_what_autocast_casts() -> None:
     assert types == [("fp32", "bf16", "bf16", "", ""), *behind_blocks]
 
 
+class _Block(nn.Module):
+    """Attention by PyTorch's module, and parts of values by every operator."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.embedding, self.norms = nn.Linear(16, 16), nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=batch_first)
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.projection, self.head = nn.Linear(16, 48), nn.Linear(16, 5)
+        self.position = nn.Parameter(torch.randn(7, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x) + self.position
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.layers(self.norms[1](x))
+        first, second = self.norms[2](x).chunk(2, -1)
+        q, k, v = self.projection(torch.cat([first * second, second], -1)).unflatten(-1, (3, 16)).unbind(-2)
+        a, b = (q * k).split((6, 10), -1)
+        y = torch.cat([b[..., :4] * v[..., 12:], a, b[..., 4:]], -1) + v
+        return self.head(y[:, 0] + y[:, 1:].mean(1))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_kernels_have_all_gradients_of_attention_and_parts(dtype: str, batch_first: bool) -> None:
+    torch.manual_seed(0)
+    model = _Block(batch_first)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, expected))
+    x, target = torch.randn(4, 7, 16), torch.randint(0, 5, (4,))
+    step = escalade.training_step(model, F.cross_entropy, own, (x, target), dtype=dtype, device="twin")
+    found = step(x, target)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+        loss = F.cross_entropy(expected(x), target)
+    loss.backward()
+    theirs.step()
+    tolerance = 1e-5 if dtype == "fp32" else 1e-2
+    _assert_same(found, loss.detach(), tolerance)
+    _assert_same(model.state_dict(), expected.state_dict(), tolerance)
+    padded = [one for one in step.plan.steps if one.node.calls in ("select_backward", "slice_backward")]
+    assert len(padded) <= 1, padded
+    # The residual stream is fp32 and products are not: their sums have kernels.
+    assert not any(one.in_pytorch and one.node.op == "add" for one in step.plan.steps)
+
+
 class _Transposed(nn.Module):
     """Transposed convolutions of every kind, each after an activation, on images that grow and shrink again."""
 
