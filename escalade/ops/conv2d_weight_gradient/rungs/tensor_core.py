@@ -36,10 +36,13 @@ BESIDES = 56
 """Registers besides accumulators and operands."""
 LINE_BYTES = 128
 """Bytes that shared memory reads per clock."""
-COPY = 12.0
-"""Instructions per copy: address, bounds, and the copy."""
+COPY, WINDOW_COPY = 12.0, 20.0
+"""Instructions per copy: address, bounds, and the copy; of an input behind a window that is looked up."""
 ISSUE_RATE = 2.5
 """Instructions that an SM issues per clock in loops with dependences."""
+MEASURED = {2: 1.5, 4: 2.2}
+"""Measured / modeled cycles by bytes per element, fitted on 3072to768_1_k1s1_b6304 and 64to64_56_k3s1_b64 (H200).
+32-bit operands are read and rounded one by one."""
 TURN = 250.0
 """Clocks per k-tile of a CTA alone: its wait, barrier and first operands, which other CTAs hide."""
 
@@ -105,14 +108,15 @@ class _Tiling:
         multiplied = products * f.element_bytes / (2 * self.card.rates.mma_products)
         read_by_warp = (c.filters // 2 + 32) * c.pixels * f.element_bytes
         read = c.threads / WARP * read_by_warp / LINE_BYTES
-        copies = c.pixels * (
-            c.filters // copied_at_once(f.group_filters, f.element_bytes)
-            + c.columns // copied_at_once(f.group_channels, f.element_bytes)
-        )
-        issued = copies * COPY / WARP / ISSUE_RATE
+        gradients = c.filters // copied_at_once(f.group_filters, f.element_bytes)
+        inputs = c.columns // copied_at_once(f.group_channels, f.element_bytes)
+        is_pointwise = f.taps == 1 and f.stride == (1, 1) and f.padding == (0, 0)
+        of_input = COPY if is_pointwise else WINDOW_COPY
+        issued = c.pixels * (gradients * COPY + inputs * of_input) / WARP / ISSUE_RATE
         copied = self.stage_bytes / self.card.rates.copies.mma_ring.alone
         busy = sorted((multiplied, read, issued, copied))
-        cycles = max((busy[3] + 0.3 * busy[2]) * c.blocks_per_sm, TURN)
+        taken = MEASURED[f.element_bytes] * (busy[3] + 0.3 * busy[2])
+        cycles = max(taken * c.blocks_per_sm, TURN)
         slots = self.card.multiprocessors * c.blocks_per_sm
         elements = self.problem.part_elements
         return parts.SplitWork(self.tiles, self.k_tiles, cycles, slots, elements, self.card, direct=True)
