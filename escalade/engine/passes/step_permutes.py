@@ -28,10 +28,13 @@ from escalade.engine.passes.layout import natural_layouts
 from escalade.engine.passes.stacks import permuted, view
 
 Order = tuple[int, ...]
+_MATRIX_RANK, _IMAGE_RANK = 2, 4
 
 
 def sink_step_permutes(graph: Graph) -> None:
     """Move permutations behind views, and products and pointwise functions, where fewer bytes are copied then."""
+    if not any(Permute.matches(node) and len(node.shape) > _MATRIX_RANK for node in graph):
+        return
     candidates = [graph, _sunk(graph, _sink_views), _sunk(graph, _sink)]
     graph.nodes = min(candidates, key=_copied_bytes).nodes
 
@@ -267,8 +270,10 @@ def _sink_into_range(graph: Graph, node: Node) -> None:
 def _sink_into_reduction(graph: Graph, node: Node) -> None:
     """Reduce rows in the order of their source, and a permuted value as it was if only reduced dimensions moved."""
     name, dims = node.inputs["x"], node.attributes["dims"]
+    if len(node.inputs) > 1:
+        return
     rows, found = _rows(graph, name), _permutation(graph, name)
-    if rows is not None and len(graph.shape_of(name)) == 2 and dims == (0,):
+    if rows is not None and len(graph.shape_of(name)) == _MATRIX_RANK and dims == (0,):
         graph.nodes[node.name] = node.with_inputs(x=_in_place(graph, node, name, rows))
     elif found is not None and all(dim in dims or dim == source for dim, source in enumerate(found[1])):
         graph.nodes[node.name] = node.with_inputs(x=found[0])
@@ -389,6 +394,3 @@ def _reads_views(node: Node) -> bool:
         return False
     operator = resolve_operator(node.attributes["target"])
     return takes_any_layout(operator) or takes_rows(operator)
-
-
-_IMAGE_RANK = 4
