@@ -316,7 +316,7 @@ TRAINED = tuple(
     f"torchvision:{name}"
     for name in (
         "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "convnext_tiny", "regnet_y_400mf",
-        "shufflenet_v2_x1_0", "vgg11_bn",
+        "shufflenet_v2_x1_0", "vgg11_bn", "vit_b_16",
     )
 )  # fmt: skip
 """Networks of torchvision whose training is measured too."""
