@@ -57,7 +57,7 @@ def _merge_views(graph: Graph) -> None:
     first: dict[tuple[object, ...], str] = {}
     for node in graph:
         if (Permute.matches(node) or Reshape.matches(node)) and node.name not in graph.outputs:
-            key = node.op, node.inputs["x"], node.shape, node.attributes.get("order")
+            key = Permute.matches(node), node.inputs["x"], node.shape, node.attributes.get("order")
             if (same := first.setdefault(key, node.name)) != node.name:
                 graph.remove(node, instead=same)
 
