@@ -71,6 +71,8 @@ def depends_on(
 def sort_nodes(graph: Graph) -> None:
     """Restore topological order, after a node was given more to read, with as few changes as possible."""
     ordered: dict[str, Node] = {}
+    waiting: set[str] = set()
+    """Nodes whose operands are being placed: one that is an operand again depends on itself."""
     pending = list(reversed(graph.nodes.values()))
     while pending:
         node = pending.pop()
@@ -80,7 +82,10 @@ def sort_nodes(graph: Graph) -> None:
             graph.nodes[name] for name in node.inputs.values() if name in graph.nodes and name not in ordered
         ]
         if missing:
+            waiting.add(node.name)
+            assert waiting.isdisjoint(one.name for one in missing), f"{node.name} depends on itself"
             pending += [node, *reversed(missing)]
         else:
+            waiting.discard(node.name)
             ordered[node.name] = node
     graph.arrange(ordered.values())

@@ -17,6 +17,7 @@ from escalade.engine.nodes.base import activation_of
 from escalade.engine.passes import FusionLevel, for_batch, optimize
 from escalade.engine.passes.channel_scale import fold_batch_norm
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
+from escalade.engine.passes.gradient_patterns import sort_nodes
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
 from escalade.engine.passes.merge_convs import fuse_shortcuts
 from escalade.engine.passes.simplify import eliminate_common_subexpressions, fold_constants
@@ -459,3 +460,15 @@ def test_norms_and_gelus_are_known() -> None:
     assert ops(graph) == norms
     x = torch.randn(3, 4, 6)
     torch.testing.assert_close(evaluate(graph, x)[0], Known()(x))
+
+
+def test_sorting_puts_operands_first_and_names_a_node_that_depends_on_itself() -> None:
+    graph = graph_of(lambda p, x: torch.tanh(p.first(x)) + 1.0)
+    names = list(graph.nodes)
+    first, last = graph.nodes[names[0]], graph.nodes[names[-1]]
+    graph.arrange(list(reversed(graph.nodes.values())))
+    sort_nodes(graph)
+    assert list(graph.nodes) == names
+    graph.nodes[first.name] = first.with_inputs(x=last.name)
+    with pytest.raises(AssertionError, match="depends on itself"):
+        sort_nodes(graph)
