@@ -300,7 +300,7 @@ def _attention(p: Model, x: torch.Tensor) -> torch.Tensor:
     ids=["chain", "cycle", "two", "attention"],
 )
 def test_permutations_cancel_behind_products(run: Callable[..., torch.Tensor], permutes: int) -> None:
-    """What attention itself reads and writes stays permuted, as views."""
+    """Operands and results of attention stay permuted, as views."""
     _, joint = joint_of(run, autocast=BRAIN)
     graph = joint.graph.copy()
     join_gradients(graph)

@@ -1,4 +1,4 @@
-"""conv2d_weight_gradient on tensor cores of any card: rings that are refilled, other cards, refusals."""
+"""conv2d_weight_gradient on tensor cores of any card: refilled stages, the choice on other cards, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_stages_and_windows_are_refilled(dtype: str, stages: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
-def test_channels_of_half_a_vector_have_tensor_cores_everywhere(architecture: str) -> None:
+def test_cards_without_wgmma_choose_it(architecture: str) -> None:
     card = typical_card(architecture)
     problem = posed("64to64_56_k3s1_b32")
     rungs = {name: OPERATION.ladder.rung(name).on(card) for name in OPERATION.preferred(problem)}
