@@ -42,6 +42,8 @@ HALF_ISSUE = 0.7
 """Warps per scheduler at which it reaches half its issue rate."""
 START = 2500.0
 """To the first tile of a CTA, and to add up its sums at the end."""
+TMA_START = 600.0
+"""More to the first tile if TMA copies it: its descriptor is fetched and its barriers are initialized."""
 TURN = 900.0
 """From the end of a tile to the products of the next, hidden by other CTAs."""
 CONFLICTS = 1.3
@@ -163,7 +165,8 @@ class _Tiling:
         copied = (
             tiles * self.stage_bytes * ceil_div(pixel, SECTOR) * SECTOR / pixel / self.card.rates.copies.loads
         )
-        waits = START * ceil_div(ctas, resident) + c.rounds * TURN / resident
+        start = START + TMA_START * self.by_tma
+        waits = start * ceil_div(ctas, resident) + c.rounds * TURN / resident
         parallel = sorted((busy, read, copied))
         reduced = parts.reduction_cycles(self.parts, self.problem.part_elements, self.card)
         return waits + parallel[2] + 0.3 * parallel[1] + reduced
