@@ -23,7 +23,6 @@ from escalade.commands.options import (
 from escalade.commands.progress import status
 from escalade.terminal_text import counted
 
-LAYOUTS = ("nhwc", "nchw")
 _CEILING_SECONDS = 0.1
 
 
@@ -86,10 +85,9 @@ def command(
     from escalade.tune.refusal import LostDevice
     from escalade_bench.campaign.units import Session
     from escalade_bench.coverage.catalogue import entries
-    from escalade_bench.coverage.run import Coverage, left_over
+    from escalade_bench.coverage.run import LAYOUTS, Coverage, left_over, workload_of
     from escalade_bench.networks.judging import MOST
     from escalade_bench.peers import registry
-    from escalade_bench.peers.comparison import COVERAGE
     from escalade_bench.report.pages import coverage as tables
 
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
@@ -107,7 +105,7 @@ def command(
             if timed
             else "Plans as an H200 would have them: [yellow]nothing is run.[/]"
         )
-    workload = COVERAGE + networks.partition(":")[0] + ("" if layout == LAYOUTS[0] else f"_{layout}")
+    workload = workload_of(networks.partition(":")[0], layout)
     left = {entry.name: entry for entry in found}
     with status(run.console) as say:
         session = Session(where, seconds, seed, run.measure_ceilings(_CEILING_SECONDS))

@@ -14,6 +14,7 @@ from escalade_bench.campaign.ladders import FEATURED
 from escalade_bench.campaign.units import Unit
 from escalade_bench.coverage import run as coverage
 from escalade_bench.networks.workloads import TRAINED
+from escalade_bench.zoo.layers import CONV_CHAINS
 
 _SPECTRAL = (32, 64, 128, 256, 512, 1_048_576)
 _TORCHVISION = (
@@ -46,6 +47,13 @@ _LADDERS = {
     "upsample2d_backward": ("fp32",),
 }
 """The ladders of the autoencoder's kernels, with the dtypes of their climbs."""
+_IDEAS = (
+    "max_pool2d/64_112_k3s2p1_b256", "max_pool2d_backward/256_32_k2s2_b256_mask", "upsample2d/64_56to112_b32_nearest",
+    "upsample2d_backward/256_16to32_b256_nearest", "conv2d_weight_gradient/256to128_16_k3s1_b256_bias",
+    "conv2d/3to64_224_k7s2_b256", "relu/relu_51380224", "relu/relu_backward_51380224",
+    "pointwise_loss/mean_33554432[t0=x-target;t0*t0,2*t0]_gradient",
+)  # fmt: skip
+"""The ladders of the ideas of docs/goals.md."""
 
 
 README = (
@@ -98,10 +106,13 @@ def _names() -> tuple[str, ...]:
         f"ladder/conv2d/{FEATURED}/fp16",
         *(_first(name, dtype) for name, dtypes in _LADDERS.items() for dtype in dtypes),
         *(_first(name, "fp16") for name in ops.OPERATIONS),
+        *(f"ladder/{idea}/fp32" for idea in _IDEAS),
+        *(f"ladder/few_channels/*/{dtype}" for dtype in ("fp32", "tf32", "fp16")),
         "network/spectral_autoencoder/training*/*",
         *(f"coverage/torchvision/{name}/fp16" for name in _TORCHVISION),
         *(f"coverage/escalade_bench.zoo.varied/{name}/fp16" for name in _VARIED),
         *(f"coverage/escalade_bench.zoo.layers/{name}/fp16" for name in _LAYERS),
+        *(f"coverage/escalade_bench.zoo.layers/{name}/tf32_nchw" for name in CONV_CHAINS),
         "network/autoencoder/training-pairs/*",
         "network/autoencoder/training-ablation/b64/fp16",
         "network/resnet18/phases/fp16",

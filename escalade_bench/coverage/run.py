@@ -204,40 +204,54 @@ def _fill(module: nn.Module, name: str, parameter: torch.Tensor) -> None:
 PEERS = ("torch-graph", COMPILE_DEFAULT)
 LAYERS = "escalade_bench.zoo.layers"
 VARIED = "escalade_bench.zoo.varied"
-MODULES: dict[str, dict[str, tuple[int, ...]]] = {
-    TORCHVISION: {"fp16": (1, 32), "tf32": (1, 32)},
-    VARIED: {"fp16": (1, 8)},
-    LAYERS: {"fp16": (1, 16, 256), "fp32": (1, 16, 256)},
+LAYOUTS = ("nhwc", "nchw")
+MODULES: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
+    TORCHVISION: {("fp16", "nhwc"): (1, 32), ("tf32", "nhwc"): (1, 32)},
+    VARIED: {("fp16", "nhwc"): (1, 8)},
+    LAYERS: {("fp16", "nhwc"): (1, 16, 256), ("fp32", "nhwc"): (1, 16, 256), ("tf32", "nchw"): (16,)},
 }
-"""The modules of the docs, by dtype, with their batches."""
+"""The modules of the docs, by dtype and layout, with their batches."""
 _SECONDS = {TORCHVISION: 35.0, VARIED: 20.0, LAYERS: 6.0}
 
 
 def units() -> Iterator[Unit]:
-    """A unit for each network and dtype: making and capturing it takes longer than to time it in all batches."""
+    """A unit for each network, dtype and layout: making and capturing it takes longer than to time it in all
+    batches."""
     for module, wanted in MODULES.items():
         if module == TORCHVISION and missing():
             continue
         for entry in entries(module):
-            for dtype, batches in wanted.items():
-                yield _unit(module, entry, dtype, batches)
+            for (dtype, layout), batches in wanted.items():
+                yield _unit(module, entry, dtype, layout, batches)
 
 
-def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Unit:
+def workload_of(module: str, layout: str) -> str:
+    """Return the name of a module's records."""
+    return COVERAGE + module + _suffix(layout)
+
+
+def _suffix(layout: str) -> str:
+    return "" if layout == LAYOUTS[0] else f"_{layout}"
+
+
+def _unit(module: str, entry: Entry, dtype: str, layout: str, batches: tuple[int, ...]) -> Unit:
     def coverage(session: Session, batches: tuple[int, ...] = batches) -> Coverage:
         peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
         timed = session.device.type == "cuda"
-        return Coverage(COVERAGE + module, session, batches, (dtype,), peers, timed=timed)
+        return Coverage(
+            workload_of(module, layout), session, batches, (dtype,), peers, timed=timed, layout=layout
+        )
 
     def made(session: Session, record: Record) -> Made:
         own = coverage(session, (record.batch,))
-        key = ("engine", module, entry.name, dtype)
+        key = ("engine", module, entry.name, dtype, layout)
         engine = session.once(key, lambda: own.setting(entry, dtype).engine(dtype))
         return Made.of_plan(engine.plan(own.input(entry, record.batch, dtype)))
 
-    how = ("-t", dtype, "-b", ",".join(map(str, batches)), "--peers", ",".join(PEERS), *TIMED)
+    sizes, beside = ",".join(map(str, batches)), ",".join(PEERS)
+    how = (*f"-t {dtype} -b {sizes} --layout {layout} --peers {beside}".split(), *TIMED)
     return Unit(
-        f"coverage/{module}/{entry.name}/{dtype}",
+        f"coverage/{module}/{entry.name}/{dtype}{_suffix(layout)}",
         f"{entry.name} of {module} beside PyTorch",
         command("bench", "coverage", f"{module}:{entry.name}", *how),
         _SECONDS[module],

@@ -32,6 +32,7 @@ from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Provenance, Record
 from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.report.pages import goals
 from escalade_bench.report.tables import PREFERRED_GPU
 from tests.bench.fake import Scale, rung
 
@@ -380,6 +381,11 @@ def test_every_name_of_the_headline_is_a_unit(every: dict[str, Unit]) -> None:
     assert [name for name in absent if not name.startswith(elsewhere)] == []
     unasked, asked = ([one.name for one in registry.named(given)] for given in ([], ["headline"]))
     assert unasked == asked
+
+
+def test_the_headline_has_the_ladders_of_all_ideas() -> None:
+    ladders = {f"ladder/{i.workload}/{i.problem}/fp32" for i in goals.IDEAS if i.workload in ops.OPERATIONS}
+    assert ladders <= {unit.name for unit in registry.named(["headline"])}
 
 
 def test_accuracy_is_a_unit_where_weights_and_photographs_are(
