@@ -166,14 +166,14 @@ class Vectorized(Rung[BatchNormProblem, PacksConfig]):
         return unsupported_pitch(self.name, problem, pitched_roles(BatchNormProblem))
 
     def configs(self, problem: BatchNormProblem) -> tuple[PacksConfig, ...]:
-        """Default to the most packs per thread that leave enough CTAs.
+        """Default to the most packs per thread that leave enough CTAs for rows, to one pack for planes.
 
         Rows take small CTAs: 256_56_b64 in fp16 took 52 us with 128 threads and 58 with 256 and four turns, with a
-        residual 74 us against 117.
+        residual 74 us against 117. Planes of 1 GB in fp32 took 506 us with one pack and 521 with four.
         """
         by_rows = channels_innermost(problem)
-        sizes = (128, 256, 512) if by_rows else (256, 512, 128)
-        every = [PacksConfig(threads, packs) for threads in sizes for packs in (4, 2, 1)]
+        sizes, each = ((128, 256, 512), (4, 2, 1)) if by_rows else ((256, 128, 512), (1, 2, 4))
+        every = [PacksConfig(threads, packs) for threads in sizes for packs in each]
         if by_rows:
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]
         busy = self.card.busy_blocks
