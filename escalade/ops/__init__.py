@@ -29,6 +29,7 @@ from escalade.ops.cross_entropy import CROSS_ENTROPY, cross_entropy, cross_entro
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.filter_sums import FILTER_SUMS
 from escalade.ops.group_norm import GROUP_NORM, group_norm
+from escalade.ops.group_norm_backward import GROUP_NORM_BACKWARD
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
 from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD
 from escalade.ops.linear import LINEAR, linear
@@ -86,6 +87,7 @@ OPERATIONS: dict[str, Operation] = {
         LAYER_NORM,
         LAYER_NORM_BACKWARD,
         GROUP_NORM,
+        GROUP_NORM_BACKWARD,
         REDUCE,
         SOFTMAX,
         ATTENTION,

@@ -38,6 +38,7 @@ from escalade.ops.shared.images import (
     shape_of,
     stored_images,
 )
+from escalade.ops.shared.rows import check_dtypes
 
 # --- the problem
 
@@ -50,12 +51,16 @@ class GroupNormProblem(Images, Named):
     """y = activated((x - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
     Mean and variance are over the pixels and channels of one group of one image; one channel per group is instance
-    normalization. weight and bias have one number per channel, all in one dtype; sums are fp32. y may alias x.
+    normalization. weight and bias have one number per channel, all in one dtype; sums are fp32. y may alias x. With
+    `wide` weight and bias are fp32, and y has the dtype `output`, as in mixed training. With `statistics` the fp32
+    buffers `mean` and `rstd` (reciprocal standard deviation), [batch][groups], are results too.
     """
 
     NAME: ClassVar = NamePattern(
         "group normalization",
-        SIZES + "_g{groups}{weight?_weight}{bias?_bias}[_eps{epsilon}]{relu?_relu}" + activation.IN_NAME,
+        SIZES
+        + "_g{groups}{weight?_weight}{bias?_bias}{wide?_wide}[_to{output:fp32|fp16|bf16}]{statistics?_statistics}"
+        "[_eps{epsilon}]{relu?_relu}" + activation.IN_NAME,
     )
 
     groups: int
@@ -69,9 +74,14 @@ class GroupNormProblem(Images, Named):
     x_pitch: int = 0
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
+    wide: bool = False
+    output: str = ""
+    """Dtype of y; empty if it is that of x."""
+    statistics: bool = False
 
     def __post_init__(self) -> None:
         check_problem("group_norm", self, DTYPES, LAYOUTS)
+        check_dtypes("group_norm", output=self.output)
         require_32_bits("group_norm", max(self.channels, self.x_pitch, self.y_pitch) * self.pixels)
         if self.groups < 1 or self.channels % self.groups:
             raise UnsupportedError(
@@ -85,6 +95,16 @@ class GroupNormProblem(Images, Named):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
         check_pitches(self, x=self.channels, y=self.channels)
+
+    @property
+    def result(self) -> str:
+        """Dtype of y."""
+        return self.output or self.dtype
+
+    @property
+    def parameters(self) -> str:
+        """Dtype of weight and bias."""
+        return "fp32" if self.wide else self.dtype
 
     @property
     def group_channels(self) -> int:
@@ -102,8 +122,11 @@ class GroupNormProblem(Images, Named):
 
     @property
     def bytes(self) -> int:
-        constants = (self.weight + self.bias) * self.channels
-        return (2 * self.elements + constants) * ELEMENT_BYTES[self.dtype]
+        constants = (self.weight + self.bias) * self.channels * ELEMENT_BYTES[self.parameters]
+        statistics = 8 * self.batch * self.groups * self.statistics
+        return (
+            self.elements * (ELEMENT_BYTES[self.dtype] + ELEMENT_BYTES[self.result]) + constants + statistics
+        )
 
     @property
     def rounding(self) -> float:
@@ -160,7 +183,7 @@ class Span:
     @staticmethod
     def every(problem: GroupNormProblem) -> tuple[Span, ...]:
         """Return all spans, the narrowest first."""
-        vector = widest_vector(problem.dtype, problem.channels)
+        vector = _width(problem, problem.channels)
         least = lcm(vector, problem.group_channels)
         most = problem.channels // least
         return tuple(
@@ -181,12 +204,17 @@ class Span:
         return self.packs <= threads and pairs * _PAIR_BYTES <= _STATIC_SHARED
 
 
+def _width(problem: GroupNormProblem, length: int) -> int:
+    """Return the elements per access, 16 bytes of the wider dtype, which divide a length."""
+    return min(widest_vector(dtype, length) for dtype in (problem.dtype, problem.result))
+
+
 def _seen(problem: GroupNormProblem) -> GroupNormProblem:
     """Return the problem as kernels see it. A group in NCHW is contiguous: an NHWC image whose pixels are packs, with
     one group of `vector` channels."""
     if problem.layout == "nhwc":
         return problem
-    vector = widest_vector(problem.dtype, problem.row)
+    vector = _width(problem, problem.row)
     return replace(
         problem, batch=problem.batch * problem.groups, channels=vector, height=problem.row // vector, width=1,
         groups=1, layout="nhwc",
@@ -196,7 +224,7 @@ def _seen(problem: GroupNormProblem) -> GroupNormProblem:
 def _program(source: str, problem: GroupNormProblem, config: Config, **scope: Any) -> Program:
     planes = problem.layout == "nchw" and (problem.weight or problem.bias)
     return Program.of(
-        f"group_norm/{source}.cu", constants=activation.constants_of(problem),
+        f"group_norm/{source}.cu", constants=activation.constants(problem.relu, problem.activation, problem.result),
         problem=problem, config=config, planes=planes, **scope,
     )  # fmt: skip
 
@@ -208,6 +236,7 @@ def _pitches(problem: GroupNormProblem) -> tuple[int, int]:
 
 _X, _Y = Buffer("x"), Buffer("y")
 _CHANNELWISE = (Buffer("weight", optional=True), Buffer("bias", optional=True))
+_STATISTICS = (Buffer("mean", optional=True), Buffer("rstd", optional=True))
 
 
 @dataclass(frozen=True)
@@ -220,7 +249,7 @@ class Naive(ThreadsRung[GroupNormProblem]):
             _program("naive", problem, config),
             p.batch * p.groups,
             config.threads,
-            _X, *_CHANNELWISE, _Y, p.groups, p.group_channels, p.pixels, *_pitches(p), float(p.epsilon),
+            _X, *_CHANNELWISE, _Y, p.groups, p.group_channels, p.pixels, *_pitches(p), float(p.epsilon), *_STATISTICS,
         )  # fmt: skip
 
 
@@ -280,7 +309,7 @@ class Split(Rung[GroupNormProblem, SplitConfig]):
         x_pitch, y_pitch = _pitches(p)
         partial = Buffer("partial")
         plain = replace(
-            p, weight=False, bias=False, relu=False, activation=""
+            p, weight=False, bias=False, relu=False, activation="", wide=False, output="", statistics=False
         )  # one program for all epilogues
         moments = KernelCall(
             _program("split_moments", plain, config, span=span),
@@ -293,7 +322,19 @@ class Split(Rung[GroupNormProblem, SplitConfig]):
             _program("split_normalise", problem, config, span=span),
             grid,
             block,
-            (_X, partial, *_CHANNELWISE, _Y, p.pixels, x_pitch, y_pitch, splits, per_split, float(p.epsilon)),
+            (
+                _X,
+                partial,
+                *_CHANNELWISE,
+                _Y,
+                p.pixels,
+                x_pitch,
+                y_pitch,
+                splits,
+                per_split,
+                float(p.epsilon),
+                *_STATISTICS,
+            ),
             overlap=True,
         )
         workspace = Workspace("partial", _PAIR_BYTES * p.batch * splits * p.groups)
@@ -342,7 +383,7 @@ class InRegisters(Rung[GroupNormProblem, SpanConfig]):
             _program("in_registers", problem, config, span=span),
             (p.batch, span.across),
             config.threads,
-            _X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon),
+            _X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon), *_STATISTICS,
         )  # fmt: skip
 
 
@@ -406,7 +447,7 @@ class Staged(Rung[GroupNormProblem, StagedConfig]):
             _program("staged", problem, config, span=span, blocks_per_sm=resident),
             (max(1, min(p.batch, resident * self.card.multiprocessors)), span.across),
             config.threads,
-            _X, *_CHANNELWISE, _Y, p.batch, p.pixels, *_pitches(p), float(p.epsilon),
+            _X, *_CHANNELWISE, _Y, p.batch, p.pixels, *_pitches(p), float(p.epsilon), *_STATISTICS,
             shared_bytes=2 * config.steps * config.threads * span.vector * ELEMENT_BYTES[p.dtype],
         )  # fmt: skip
 
@@ -457,6 +498,7 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
             (p.batch * config.blocks, span.across),
             config.threads,
             _X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), ceil_div(p.pixels, config.blocks), float(p.epsilon),
+            *_STATISTICS,
             cluster=(config.blocks, 1, 1),
         )  # fmt: skip
 
@@ -496,7 +538,7 @@ class Streamed(Rung[GroupNormProblem, SpanConfig]):
             min(self._resident(config), 2 * p.batch * shares),
             config.threads,
             _X, *_CHANNELWISE, _Y, Buffer("counters"), Buffer("partial"), Buffer("ready"), p.batch, p.pixels,
-            shares, self._lag(problem, config), float(p.epsilon),
+            shares, self._lag(problem, config), float(p.epsilon), *_STATISTICS,
         )  # fmt: skip
         workspaces = (
             Workspace("counters", 4 * (1 + 3 * p.batch), zeroed=True),
@@ -600,22 +642,31 @@ def random_inputs(problem: GroupNormProblem, draw: Draw) -> dict[str, torch.Tens
     )
     tensors = {"x": stored_images(p, x)}
     if p.weight:
-        tensors["weight"] = (1 + 0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["weight"] = (1 + 0.3 * draw.normal(p.channels)).to(STORAGE[p.parameters])
     if p.bias:
-        tensors["bias"] = (0.3 * draw.normal(p.channels)).to(STORAGE[p.dtype])
+        tensors["bias"] = (0.3 * draw.normal(p.channels)).to(STORAGE[p.parameters])
     return tensors
 
 
 def empty_output(problem: GroupNormProblem, device: torch.device) -> torch.Tensor:
     p = problem
-    return empty_images(p, (p.batch, p.channels, p.height, p.width), device)
+    return empty_images(replace(p, dtype=p.result), (p.batch, p.channels, p.height, p.width), device)
 
 
 def peer(problem: GroupNormProblem, inputs: Tensors) -> torch.Tensor:
-    y = torch.group_norm(
-        inputs["x"], problem.groups, inputs.get("weight"), inputs.get("bias"), problem.epsilon
-    )
+    x = inputs["x"]
+    if (problem.wide or problem.output) and x.dtype is not torch.float64:
+        wide = {name: tensor.float() for name, tensor in inputs.items()}
+        return peer(replace(problem, dtype="fp32", wide=False, output=""), wide).to(STORAGE[problem.result])
+    y = torch.group_norm(x, problem.groups, inputs.get("weight"), inputs.get("bias"), problem.epsilon)
     return activation.apply(problem, y)
+
+
+def statistics(problem: GroupNormProblem, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return mean and reciprocal standard deviation of each group of each image, in the dtype of x."""
+    groups = x.reshape(problem.batch, problem.groups, -1)
+    variance = groups.var(-1, correction=0)
+    return {"mean": groups.mean(-1), "rstd": (variance + problem.epsilon).rsqrt()}
 
 
 # --- the operation
@@ -643,14 +694,24 @@ class GroupNorm(Operation[GroupNormProblem]):
         GroupNormProblem(2, 36, 4, 4, 1, weight=False, bias=False, epsilon=1e-3),
         GroupNormProblem(3, 5, 1, 1, 1),
         GroupNormProblem(1, 16, 40, 40, 2),
+        GroupNormProblem(2, 24, 5, 4, 4, wide=True, statistics=True, activation="silu(x)"),
+        GroupNormProblem(2, 8, 40, 33, 4, wide=True, output="fp32", statistics=True),
+        GroupNormProblem(3, 16, 3, 5, 16, wide=True, output="fp16", statistics=True, relu=True),
     )
-    """Small problems: groups wider and narrower than a pack, groups and packs that do not divide each other, and more
-    than one split."""
+    """Small problems: groups wider and narrower than a pack, groups and packs that do not divide each other, more than
+    one split, statistics as results, and results in another dtype than x."""
     dtypes = DTYPES
     layouts = LAYOUTS
     order = ("in_registers", "clustered", "split", "naive")
     """`staged` and `streamed` are left to the tuner. With acquire-release tickets, `streamed` took twice as long as
     `clustered` on an H200 (260 us against 150 for 32 instances of 32 channels of 256 x 256 pixels)."""
+
+    def extra_outputs(self, problem: GroupNormProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        names = ("mean", "rstd") if problem.statistics else ()
+        return {name: torch.empty(problem.batch, problem.groups, device=device) for name in names}
+
+    def extra_references(self, problem: GroupNormProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return statistics(problem, inputs["x"].double()) if problem.statistics else {}
 
 
 GROUP_NORM = GroupNorm()

@@ -20,7 +20,14 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.losses import CrossEntropy, PointwiseLoss
 from escalade.engine.nodes.mlp import Mlp, MlpBackward, SqueezeExcite
 from escalade.engine.nodes.movement import Move
-from escalade.engine.nodes.norms import GroupNorm, LayerNorm, LayerNormBackward, LogSoftmax, Softmax
+from escalade.engine.nodes.norms import (
+    GroupNorm,
+    GroupNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    LogSoftmax,
+    Softmax,
+)
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import (
     AdaptiveAvgPool2d,
@@ -50,6 +57,7 @@ OPERATORS: tuple[Operator, ...] = (
     LayerNorm(),
     LayerNormBackward(),
     GroupNorm(),
+    GroupNormBackward(),
     Softmax(),
     LogSoftmax(),
     Attention(),

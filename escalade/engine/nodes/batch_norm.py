@@ -165,8 +165,7 @@ class BatchNormBackward(Operator):
     values = ("gradient", "x", "output")
     mixes_types = True
 
-    @match_aten("native_batch_norm_backward")
-    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+    def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match images with fp32 statistics in the graph of a training step."""
         statistics = {role: call.value(name) for role, name in _GRADIENT_INPUTS.items()}
         gradient, x = call.value("grad_out"), call.value("input")

@@ -24,9 +24,9 @@ from escalade.engine.nodes.base import (
     activation_of,
     match_aten,
 )
-from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.batch_norm import BatchNorm, BatchNormBackward
 from escalade.engine.nodes.lowering import Forms, Lowered, image_problem, problem_from
-from escalade.engine.nodes.side_outputs import match_side_output
+from escalade.engine.nodes.side_outputs import SideOutput, match_side_output
 from escalade.engine.nodes.signature import (
     COUNT,
     EPSILON,
@@ -41,7 +41,9 @@ from escalade.engine.nodes.signature import (
     Sizes,
 )
 from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
-from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
+from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem, statistics
+from escalade.ops.group_norm_backward import GROUP_NORM_BACKWARD, GroupNormBackwardProblem
+from escalade.ops.group_norm_backward import gradients as group_norm_gradients
 from escalade.ops.layer_norm import EPSILON as DEFAULT_EPSILON
 from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
 from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, ROUNDED, LayerNormBackwardProblem, gradients
@@ -51,6 +53,8 @@ from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 _PARAMETERS = ("weight", "bias")
 _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
 """Buffers of the side outputs, in PyTorch's order."""
+_STATISTICS = ("mean", "rstd")
+"""The same of a GroupNorm."""
 _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 
@@ -243,7 +247,10 @@ def _backward_problem(node: Node, shape: Sequence[int], **types: str) -> LayerNo
 
 
 class GroupNorm(Operator):
-    """Groups of channels of each image with mean 0 and variance 1, times weight, plus bias, then any expression."""
+    """Groups of channels of each image with mean 0 and variance 1, times weight, plus bias, then any expression.
+
+    In a training step, side outputs are mean and reciprocal standard deviation of each group.
+    """
 
     name = "group_norm"
     preferred_layout = None
@@ -251,8 +258,12 @@ class GroupNorm(Operator):
         {"x": Role((2, 15)), **dict.fromkeys(_PARAMETERS, OPTIONAL_VECTOR)},
         {"groups": COUNT, "epsilon": EPSILON, "relu": FLAG},
     )
+    values = ("x",)
     takes_expressions = True
     takes_any_rank = True
+    mixes_types = True
+    computes_in_fp32 = True
+    takes_casts = True
 
     @match_aten("group_norm", "native_group_norm", phases=(CAPTURE, FOLDED))
     def _match_groups(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -267,31 +278,134 @@ class GroupNorm(Operator):
             return None  # it updates them
         return self._match(node, call, graph, node.shape[1] if len(node.shape) > 1 else None)
 
-    def _match(self, node: Node, call: AtenCall, graph: Graph, groups: object) -> Match:
-        parameters = _parameters(call, graph)
-        if len(node.shape) < 2 or not isinstance(groups, int) or node.attributes.get("result", 0) != 0:
+    @match_aten("_native_batch_norm_legit")
+    def _match_image(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match batch statistics of a single image, as which autograd sees the instances of a batch, in a step."""
+        x = call.value("input")
+        is_instance = graph.typed and node.attributes.get("result") is not None and call("training")
+        if (
+            not is_instance
+            or x is None
+            or graph.shape_of(x)[0] != 1
+            or call.value("running_mean") is not None
+        ):
             return None
-        if parameters is None:
+        return self._match(node, call, graph, graph.shape_of(x)[1])
+
+    def _match(self, node: Node, call: AtenCall, graph: Graph, groups: object) -> Match:
+        parameters = _parameters(call, graph, in_step=graph.typed)
+        result, source = node.attributes.get("result", 0), node.attributes.get("call")
+        if not isinstance(groups, int) or parameters is None:
+            return None
+        if result and source is not None:
+            return match_side_output(self, replace(node, dtype="float32"), _STATISTICS, graph)
+        if len(node.shape) < 2 or result:
             return None
         inputs = {"x": call.value("input"), **parameters}
-        return self.instead_of(node, inputs, groups=groups, epsilon=call("eps", 1e-5), relu=False)
+        own = {"source": source, "statistics": True} if graph.typed else {}
+        return self.instead_of(node, inputs, groups=groups, epsilon=call("eps", 1e-5), relu=False, **own)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        a = node.attributes
-        y = torch.group_norm(inputs["x"], a["groups"], inputs.get("weight"), inputs.get("bias"), a["epsilon"])
-        return activate(node, y)
+        x, a, weight, bias = inputs["x"], node.attributes, inputs.get("weight"), inputs.get("bias")
+        if any(one is not None and one.dtype != x.dtype for one in (weight, bias)):
+            return self.compute(node, {**inputs, "x": x.float()}).to(x.dtype)
+        return activate(node, torch.group_norm(x, a["groups"], weight, bias, a["epsilon"]))
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        x = inputs["x"]
+        problem = problem_from(
+            GroupNormProblem, node, batch=x.shape[0], **_image_sizes(x.shape), dtype="fp32"
+        )
+        found = statistics(problem, x.double())
+        shape: tuple[int, ...] = node.shape  # type: ignore[assignment]  # a step has concrete sizes
+        return {name: one.float().view(shape) for name, one in found.items()}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return values of any rank as images; all dimensions after the channels are pixels."""
         form = forms.value(node.name)
-        if 0 in form.shape:
+        x = NAMES.get(forms.value(node.inputs["x"]).dtype) if forms.typed else forms.stored
+        if 0 in form.shape or x is None:
             return None
-        layout = (
-            {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}
-        )  # one pixel: the same bytes in both layouts
-        return Lowered(
-            GROUP_NORM, image_problem(GroupNormProblem, node, form, forms.stored, **layout), in_place="x"
+        own = {"layout": "nhwc"} if prod(form.shape[2:]) == 1 else {}  # one pixel: alike in both layouts
+        is_mixed = x != forms.stored
+        wide = forms.typed and x != "fp32" and any(role in node.inputs for role in _PARAMETERS)
+        problem = image_problem(
+            GroupNormProblem, node, form, x, wide=wide, output=forms.stored if is_mixed else "", **own
         )
+        return Lowered(GROUP_NORM, problem, in_place=None if is_mixed else "x")
+
+
+class GroupNormBackward(Operator):
+    """dx of a GroupNorm; side outputs are the gradients of its weight and its bias.
+
+    `function` is the backward expression of an activation behind the norm, whose operand is recomputed from x.
+    """
+
+    name = "group_norm_backward"
+    preferred_layout = None
+    values = ("gradient", "x")
+    mixes_types = True
+    computes_in_fp32 = True
+    takes_casts = True
+
+    @match_aten("native_group_norm_backward")
+    def _match_groups(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match(node, call, graph, call("group"), ("mean", "rstd"))
+
+    @match_aten("native_batch_norm_backward")
+    def _match_image(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match the gradients of `_native_batch_norm_legit` of a single image."""
+        mean, x = graph.nodes.get(call.value("save_mean") or ""), call.value("input")
+        if x is None or not SideOutput.matches(mean) or mean.attributes["operator"] != GroupNorm.name:
+            return BatchNormBackward().match(node, call, graph)
+        return self._match(node, call, graph, graph.shape_of(x)[1], ("save_mean", "save_invstd"))
+
+    def _match(
+        self, node: Node, call: AtenCall, graph: Graph, groups: object, names: tuple[str, str]
+    ) -> Match:
+        found = dict(zip(_STATISTICS, map(call.value, names), strict=True))
+        gradient, x, weight = (call.value(name) for name in ("grad_out", "input", "weight"))
+        result, source = node.attributes.get("result"), node.attributes.get("call")
+        if source is None or result is None or gradient is None or x is None or not isinstance(groups, int):
+            return None
+        vectors = [name for name in (weight, *found.values()) if name is not None]
+        if None in found.values() or any(graph.dtype_of(name) is not torch.float32 for name in vectors):
+            return None
+        if result:
+            return match_side_output(self, node, _GRADIENT_OUTPUTS, graph)
+        inputs = {"gradient": gradient, "x": x, "weight": weight, **found}
+        return self.instead_of(node, inputs, groups=groups, function="", source=source)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"]
+        return group_norm_gradients(_group_norm_problem(node, x.shape), inputs)[0].to(
+            getattr(torch, node.dtype)
+        )
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        _, *found = group_norm_gradients(_group_norm_problem(node, inputs["x"].shape), inputs)
+        return {name: one.float() for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.name)
+        x, gradient = (NAMES.get(forms.value(node.inputs[role]).dtype) for role in ("x", "gradient"))
+        if 0 in form.shape or x is None or gradient is None:
+            return None
+        others = {"gradient": gradient, "output": forms.stored}
+        types = {field: "" if dtype == x else dtype for field, dtype in others.items()}
+        problem = image_problem(GroupNormBackwardProblem, node, form, x, **types)
+        return Lowered(GROUP_NORM_BACKWARD, problem)
+
+
+def _image_sizes(shape: Sequence[int]) -> dict[str, int]:
+    """Return the sizes of a value of any rank as images, without the batch."""
+    return {"channels": shape[1], "height": 1, "width": prod(shape[2:])}
+
+
+def _group_norm_problem(node: Node, shape: Sequence[int]) -> GroupNormBackwardProblem:
+    return problem_from(
+        GroupNormBackwardProblem, node, batch=shape[0], **_image_sizes(shape), gradient="", output=""
+    )
 
 
 class _RowSoftmax(_RowOperator):

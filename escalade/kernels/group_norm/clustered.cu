@@ -9,8 +9,8 @@
 #include "group_norm/held.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_clustered(const Element* x, const Element* weight, const Element* bias, Element* y, int pixels,
-                         int x_pitch, int y_pitch, int share, float epsilon) {
+    group_norm_clustered(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, int pixels,
+                         int x_pitch, int y_pitch, int share, float epsilon, float* mean, float* rstd) {
     __shared__ alignas(16) float4 of_block[GROUPS];
     __shared__ Statistic statistics[GROUPS];
     wait_for_previous_launch();
@@ -31,7 +31,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float4 found = load_cluster(shared_address(of_block + group), entry);
             return Moments{found.x, found.y, found.z};
         },
-        [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
+        [&](int group, const Moments& found) {
+            statistics[group] = statistic_of(found, epsilon);
+            if (begin == 0) Statistics{mean, rstd}.write(image, group, statistics[group]);
+        });
     __syncthreads();
     cluster_arrive();  // no more DSMEM reads from here on
     if (held.mine != 0) {

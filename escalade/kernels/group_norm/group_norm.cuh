@@ -23,6 +23,7 @@ constexpr int THREADS = 256;       // config.threads
 #endif
 
 using Values = Pack<Element, VECTOR>;
+using Results = Pack<Result, VECTOR>;
 constexpr int HEIGHT = THREADS / WIDTH;
 constexpr int UNITS = VECTOR / UNIT, GROUP_UNITS = GROUP_CHANNELS / UNIT;
 constexpr int GROUPS = WIDTH * VECTOR / GROUP_CHANNELS;
@@ -39,6 +40,18 @@ struct Part {
 };
 struct Statistic {
     float mean, scale;
+};
+
+// Optional results: mean and reciprocal deviation of each group of each image.
+struct Statistics {
+    float *mean, *rstd;
+
+    // `group` is within the CTA's groups, of the image or row of this number.
+    __device__ __forceinline__ void write(int image, int group, const Statistic& found) const {
+        if (!HAS_STATISTICS) return;
+        const long long at = 1LL * image * GROUPS * gridDim.y + blockIdx.y * GROUPS + group;
+        mean[at] = found.mean, rstd[at] = found.scale;
+    }
 };
 
 // Calls put(group, moments) with each group's moments, merged from at(group, entry) for `entries` entries in a fixed
@@ -88,11 +101,11 @@ struct Channels {
     float means[UNITS], factors[VECTOR], terms[VECTOR];
 
     // `pack` within the CTA, `channel` its first in the image.
-    __device__ __forceinline__ Channels(const Statistic* statistics, int pack, int channel, const Element* weight,
-                                        const Element* bias) {
-        Values weights = {}, biases = {};
-        if (HAS_WEIGHT && !PLANE) weights = load_pack<Element, VECTOR>(weight + channel);
-        if (HAS_BIAS && !PLANE) biases = load_pack<Element, VECTOR>(bias + channel);
+    __device__ __forceinline__ Channels(const Statistic* statistics, int pack, int channel, const Parameter* weight,
+                                        const Parameter* bias) {
+        Pack<Parameter, VECTOR> weights = {}, biases = {};
+        if (HAS_WEIGHT && !PLANE) weights = load_pack<Parameter, VECTOR>(weight + channel);
+        if (HAS_BIAS && !PLANE) biases = load_pack<Parameter, VECTOR>(bias + channel);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             const Statistic& of = statistics[(pack * VECTOR + e) / GROUP_CHANNELS];
@@ -103,14 +116,15 @@ struct Channels {
     }
 
     // `planes` are those of the image, `pixel` is within it.
-    __device__ __forceinline__ Values normalized(Values values, const Planes& planes, int pixel) const {
+    __device__ __forceinline__ Results normalized(const Values& values, const Planes& planes, int pixel) const {
+        Results results;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             float value = (to_float(values.at[e]) - means[e / UNIT]) * factors[e];
             if (PLANE) value = planes.scaled(value, pixel * VECTOR + (PLANE % VECTOR ? e : 0));  // one plane per pack
             if (HAS_BIAS && !PLANE) value += terms[e];
-            values.at[e] = from_float<Element>(activated<HAS_RELU>(value));
+            results.at[e] = from_float<Result>(activated<HAS_RELU>(value));
         }
-        return values;
+        return results;
     }
 };

@@ -43,13 +43,13 @@ struct Held {
 
     // `to` is the start of the share's results; its first pixel is `first` of the image.
     template <bool STREAMING = false>
-    __device__ __forceinline__ void store(Element* to, int pitch, const Channels& channels, const Planes& planes,
+    __device__ __forceinline__ void store(Result* to, int pitch, const Channels& channels, const Planes& planes,
                                           int first) const {
         to += 1LL * row * pitch + pack * VECTOR;
 #pragma unroll
         for (int i = 0; i < PACKS; ++i)
             if (i < mine) {
-                const Values results = channels.normalized(values[i], planes, first + row + i * HEIGHT);
+                const Results results = channels.normalized(values[i], planes, first + row + i * HEIGHT);
                 if constexpr (STREAMING) {
                     store_pack_streaming(to + 1LL * i * HEIGHT * pitch, results);
                 } else {

@@ -7,8 +7,8 @@
 #include "group_norm/held.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_in_registers(const Element* x, const Element* weight, const Element* bias, Element* y, int pixels,
-                            int x_pitch, int y_pitch, float epsilon) {
+    group_norm_in_registers(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, int pixels,
+                            int x_pitch, int y_pitch, float epsilon, float* mean, float* rstd) {
     __shared__ Statistic statistics[GROUPS];
     wait_for_previous_launch();
     const int channel = blockIdx.y * WIDTH * VECTOR;
@@ -16,8 +16,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Held held(x + image * x_pitch + channel, pixels, x_pitch);
     Part parts[UNITS];
     held.measure(parts);
-    merge_threads(parts, pixels,
-                  [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
+    merge_threads(parts, pixels, [&](int group, const Moments& found) {
+        statistics[group] = statistic_of(found, epsilon);
+        Statistics{mean, rstd}.write(blockIdx.x, group, statistics[group]);
+    });
     __syncthreads();
     if (held.mine == 0) return;
     const Channels channels(statistics, held.pack, channel + held.pack * VECTOR, weight, bias);

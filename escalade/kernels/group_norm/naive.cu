@@ -14,13 +14,14 @@ constexpr int THREADS = 256;  // config.threads
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_naive(const Element* x, const Element* weight, const Element* bias, Element* y, int groups,
-                     int group_channels, int pixels, int x_pitch, int y_pitch, float epsilon) {
+    group_norm_naive(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, int groups,
+                     int group_channels, int pixels, int x_pitch, int y_pitch, float epsilon, float* mean_of,
+                     float* rstd_of) {
     wait_for_previous_launch();
     const int image = blockIdx.x / groups, first = (blockIdx.x - image * groups) * group_channels;
     const int count = pixels * group_channels;
     const Element* from = x + 1LL * image * pixels * x_pitch + first;
-    Element* to = y + 1LL * image * pixels * y_pitch + first;
+    Result* to = y + 1LL * image * pixels * y_pitch + first;
     float sum = 0.f, squares = 0.f;
     for (int at = threadIdx.x; at < count; at += THREADS)
         sum += to_float(from[1LL * (at / group_channels) * x_pitch + at % group_channels]);
@@ -30,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         squares += distance * distance;
     }
     const float scale = rsqrtf(block_sum<THREADS>(squares) / count + epsilon);
+    if (HAS_STATISTICS && threadIdx.x == 0) mean_of[blockIdx.x] = mean, rstd_of[blockIdx.x] = scale;
     const Planes planes(image, weight, bias);
     for (int at = threadIdx.x; at < count; at += THREADS) {
         const int pixel = at / group_channels, channel = at % group_channels;
@@ -37,6 +39,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (PLANE) value = planes.scaled(value, at);
         if (HAS_WEIGHT && !PLANE) value *= to_float(weight[first + channel]);
         if (HAS_BIAS && !PLANE) value += to_float(bias[first + channel]);
-        to[1LL * pixel * y_pitch + channel] = from_float<Element>(activated<HAS_RELU>(value));
+        to[1LL * pixel * y_pitch + channel] = from_float<Result>(activated<HAS_RELU>(value));
     }
 }

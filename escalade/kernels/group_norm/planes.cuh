@@ -4,20 +4,23 @@
 #include "common/epilogue.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;             // problem.dtype
+using Element = float;             // problem.dtype: that of x
+using Result = float;              // problem.result: the dtype of y
+using Parameter = float;           // problem.parameters: the dtype of weight and bias
 constexpr bool HAS_WEIGHT = true;  // problem.weight
 constexpr bool HAS_BIAS = true;    // problem.bias
 constexpr bool HAS_RELU = false;   // problem.relu
+constexpr bool HAS_STATISTICS = false;  // problem.statistics: also write mean and rstd
 constexpr int PLANE = 0;           // problem.pixels if planes else 0: NCHW with weight or bias; 0 otherwise
 constexpr int IMAGE_GROUPS = 1;    // problem.groups if planes else 1
 constexpr int ROW_CHANNELS = 1;    // problem.group_channels if planes else 1
 #endif
 
 struct Planes {
-    const Element *weight, *bias;
+    const Parameter *weight, *bias;
 
     // Of row number `row`.
-    __device__ __forceinline__ Planes(int row, const Element* weight, const Element* bias)
+    __device__ __forceinline__ Planes(int row, const Parameter* weight, const Parameter* bias)
         : weight(weight + row % IMAGE_GROUPS * ROW_CHANNELS), bias(bias + row % IMAGE_GROUPS * ROW_CHANNELS) {}
 
     __device__ __forceinline__ float scaled(float value, int at) const {

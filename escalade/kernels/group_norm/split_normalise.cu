@@ -8,9 +8,9 @@
 #include "group_norm/group_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_split_normalise(const Element* x, const Part* partial, const Element* weight, const Element* bias,
-                               Element* y, int pixels, int x_pitch, int y_pitch, int splits, int per_split,
-                               float epsilon) {
+    group_norm_split_normalise(const Element* x, const Part* partial, const Parameter* weight,
+                               const Parameter* bias, Result* y, int pixels, int x_pitch, int y_pitch, int splits,
+                               int per_split, float epsilon, float* mean, float* rstd) {
     __shared__ Statistic statistics[GROUPS];
     wait_for_previous_launch();
     const int block = gridDim.x - 1 - blockIdx.x;
@@ -27,7 +27,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const int count = min(per_split, pixels - entry * per_split) * GROUP_CHANNELS;
             return Moments{static_cast<float>(count), part.mean, part.squares};
         },
-        [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
+        [&](int group, const Moments& found) {
+            statistics[group] = statistic_of(found, epsilon);
+            if (split == 0) Statistics{mean, rstd}.write(image, group, statistics[group]);
+        });
     __syncthreads();
     if (row >= HEIGHT) return;
 

@@ -50,8 +50,8 @@ struct Pixels {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    group_norm_staged(const Element* x, const Element* weight, const Element* bias, Element* y, int images, int pixels,
-                      int x_pitch, int y_pitch, float epsilon) {
+    group_norm_staged(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, int images,
+                      int pixels, int x_pitch, int y_pitch, float epsilon, float* mean, float* rstd) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     Values* const stages = shared_part(reinterpret_cast<Values*>(shared_memory), REST);
     __shared__ Statistic statistics[GROUPS];
@@ -72,13 +72,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         copy_async_wait<1>();
         Part parts[UNITS];
         own.measure(parts, slots);
-        merge_threads(parts, pixels,
-                      [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
+        merge_threads(parts, pixels, [&](int group, const Moments& found) {
+            statistics[group] = statistic_of(found, epsilon);
+            Statistics{mean, rstd}.write(image, group, statistics[group]);
+        });
         __syncthreads();
         if (own.mine == 0) continue;
         const Channels channels(statistics, own.pack, channel + own.pack * VECTOR, weight, bias);
         const Planes planes(image, weight, bias);
-        Element* to = y + 1LL * image * pixels * y_pitch + channel + 1LL * own.row * y_pitch + own.pack * VECTOR;
+        Result* to = y + 1LL * image * pixels * y_pitch + channel + 1LL * own.row * y_pitch + own.pack * VECTOR;
 #pragma unroll 2
         for (int i = 0; i < own.mine; ++i, to += 1LL * HEIGHT * y_pitch)
             store_pack(to, channels.normalized(slots[i * THREADS], planes, own.row + i * HEIGHT));

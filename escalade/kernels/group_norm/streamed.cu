@@ -57,8 +57,9 @@ struct Meeting {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    group_norm_streamed(const Element* x, const Element* weight, const Element* bias, Element* y, u32* counters,
-                        float2* partial, float2* ready, int rows, int pixels, int shares, int lag, float epsilon) {
+    group_norm_streamed(const Element* x, const Parameter* weight, const Parameter* bias, Result* y, u32* counters,
+                        float2* partial, float2* ready, int rows, int pixels, int shares, int lag, float epsilon,
+                        float* mean, float* rstd) {
     __shared__ u32 next;
     __shared__ bool is_last;
     __shared__ Statistic statistic;
@@ -106,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 all = block_merged<THREADS>(all);
                 if (threadIdx.x == 0) {
                     const Statistic found = statistic_of(all, epsilon);
+                    Statistics{mean, rstd}.write(task.row, 0, found);
                     __stcg(ready + task.row, make_float2(found.mean, found.scale));
                     meeting.set_ready();
                 }

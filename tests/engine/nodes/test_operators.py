@@ -149,6 +149,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
         nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), (16,), in_step=True
     ),
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
+    "group_norm_backward": lambda: Example(
+        nn.Sequential(nn.Conv2d(4, 8, 1), nn.GroupNorm(2, 8)), (4, 5, 5), in_step=True
+    ),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),
     "cross_entropy": lambda: Example(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -402,6 +403,82 @@ def test_kernels_have_all_gradients_of_layer_norms(kind: type[nn.LayerNorm], dty
     assert not any("layer_norm" in one.node.attributes.get("target", "") for one in steps)
     narrow = [one for one in steps if one.node.op.startswith("layer_norm") and one.node.dtype == "bfloat16"]
     assert len(narrow) >= (0 if dtype == "fp32" else 5), "casts around norms remain, except the loss's"
+
+
+class _GroupNorms(nn.Module):
+    """Norms of groups of channels between convolutions of images, and of sequences, and one without parameters; in
+    mixed training in fp32, as under CUDA's autocast."""
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.wide = wide
+        self.first, self.second = nn.Conv2d(4, 24, 3, padding=1), nn.Conv2d(24, 12, 3, padding=1)
+        self.norms = nn.ModuleList(
+            (nn.GroupNorm(4, 24), nn.GroupNorm(3, 12), nn.GroupNorm(12, 12, affine=False))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.norm(0, self.first(x)))
+        x = F.relu(self.norm(1, self.second(x)))
+        return torch.sin(self.norm(2, x.flatten(2))).view(x.shape)
+
+    def norm(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        if not self.wide:
+            return self.norms[index](x)
+        with torch.autocast("cpu", enabled=False):
+            return self.norms[index](x.float()).to(x.dtype)
+
+
+class _InstanceNorms(nn.Module):
+    """Norms of single channels of images, with and without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.LeakyReLU(0.2),
+            nn.Conv2d(8, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Conv2d(8, 12, 1),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "norms"),
+    [
+        (partial(_GroupNorms, False), "fp32", 3),
+        (partial(_GroupNorms, False), "bf16", 3),
+        (partial(_GroupNorms, True), "bf16", 3),
+        (_InstanceNorms, "fp32", 2),
+        (_InstanceNorms, "bf16", 2),
+    ],
+)
+def test_kernels_have_all_gradients_of_group_norms(
+    kind: Callable[[], nn.Module], dtype: str, norms: int
+) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(each.parameters(), 0.05) for each in (model, expected))
+    x, target = torch.randn(3, 4, 6, 5), torch.randn(3, 12, 6, 5)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype=dtype, device="twin")
+    tolerance = 1e-5 if dtype == "fp32" else 2e-2
+    for _ in range(3):
+        found = step(x, target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            loss = F.mse_loss(expected(x), target)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        _assert_same(found, loss.detach(), tolerance)
+    _assert_same(model.state_dict(), expected.state_dict(), tolerance)
+    steps = [one for one in step.plan.steps if one.runs]
+    for name in ("group_norm", "group_norm_backward"):
+        assert sum(one.node.op == name and not one.in_pytorch for one in steps) == norms, name
+    assert not any("norm" in one.node.attributes.get("target", "") for one in steps)
 
 
 class _Shuffled(nn.Module):
