@@ -45,12 +45,13 @@ class GroupNormBackwardProblem(Images, Named):
     channel, and the fp32 buffers `mean` and `rstd` are [batch][groups].
 
     `function` is the gradient of an activation behind the norm: an expression in `gradient` and in `x`, the
-    activation's input, which is recomputed from x and needs `bias`.
+    activation's input, which is recomputed from x, for which an optional `bias` is read.
     """
 
     NAME: ClassVar = NamePattern(
         "gradients of group normalization",
-        SIZES + r"_g{groups}{weight?_weight}[_from{gradient:fp32|fp16|bf16}][_to{output:fp32|fp16|bf16}]"
+        SIZES
+        + r"_g{groups}{weight?_weight}{bias?_bias}[_from{gradient:fp32|fp16|bf16}][_to{output:fp32|fp16|bf16}]"
         r"[\[{function:text}\]]",
     )
 
@@ -63,6 +64,7 @@ class GroupNormBackwardProblem(Images, Named):
     output: str = ""
     """Dtype of dx; empty if it is that of x."""
     function: str = ""
+    bias: bool = False
 
     def __post_init__(self) -> None:
         check_problem("group_norm_backward", self)
@@ -136,6 +138,7 @@ _RESULTS = Buffer("weight_gradient"), Buffer("bias_gradient")
 _PARTIAL, _COEFFICIENTS, _BY_CHANNEL = Buffer("partial"), Buffer("coefficients"), Buffer("by_channel")
 _LAUNCHES = 3
 _START_US = 1.3  # latency of each launch besides its own, as of batch_norm_backward
+_BUSY_BLOCKS = 4  # CTAs per SM of the first launch, at least, if there are enough rows
 _MERGE_WARPS = 8
 """Most warps of a CTA that adds up the sums of a group."""
 
@@ -146,6 +149,12 @@ def _program(source: str, problem: GroupNormBackwardProblem, **scope: Any) -> Pr
         expression = Expression.parse(problem.function)
         generated = {"EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.read)}
     return Program.of(f"group_norm_backward/{source}.cu", constants=generated, problem=problem, **scope)
+
+
+def _width(packs: int, threads: int) -> int:
+    """Return the packs of a row per CTA: of those that divide the row, the most that use nine of ten threads."""
+    divisors = [width for width in range(1, min(packs, threads) + 1) if packs % width == 0]
+    return max(divisors, key=lambda width: (min(threads // width * width, 0.9 * threads), width))
 
 
 @dataclass(frozen=True)
@@ -183,12 +192,14 @@ class Split(Rung[GroupNormBackwardProblem, SplitConfig]):
         else:
             vector = self._vector(p, p.pixels)
             outer, rows, packs = p.batch * p.channels, p.pixels // vector, 1
-        width = min(packs, config.threads)
-        share = min(rows, config.threads // width * config.share)
+        width = _width(packs, config.threads)
+        height, across = config.threads // width, packs // width
+        enough = ceil_div(outer * across * rows, self.card.multiprocessors * _BUSY_BLOCKS)
+        share = min(rows, height * config.share, max(height, enough))
         splits = ceil_div(rows, share)
         sums = kernel_call(
             _program("sums", p, config=config, vector=vector),
-            (outer * splits, ceil_div(packs, width)),
+            (outer * splits, across),
             config.threads,
             Buffer("gradient"), Buffer("x"), *_PARAMETERS, *_STATISTICS, _PARTIAL, width, rows, splits, share,
         )  # fmt: skip
@@ -246,7 +257,7 @@ def random_inputs(problem: GroupNormBackwardProblem, draw: Draw) -> dict[str, to
     }
     if p.weight:
         inputs["weight"] = 1 + 0.3 * draw.normal(p.channels)
-    if p.function:
+    if p.bias:
         inputs["bias"] = 0.3 * draw.normal(p.channels)
     groups = inputs["x"].double().reshape(p.batch, p.groups, p.count)
     inputs["mean"] = groups.mean(-1).float()
@@ -294,7 +305,7 @@ def peer(problem: GroupNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
     gradient, x, weight = wide["gradient"].contiguous(), wide["x"].contiguous(), wide.get("weight")
     if p.function:
         y = torch.ops.aten.native_group_norm(
-            x, weight, wide["bias"], p.batch, p.channels, p.pixels, p.groups, 1e-5
+            x, weight, wide.get("bias"), p.batch, p.channels, p.pixels, p.groups, 1e-5
         )[0]
         gradient = Expression.parse(p.function).evaluate({"gradient": gradient, "x": y.view(x.shape)})[0]
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_group_norm_backward(
@@ -316,9 +327,9 @@ class GroupNormBackward(Operation[GroupNormBackwardProblem]):
     in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(peer))
     ladder = Ladder("group_norm_backward", (NAIVE, SPLIT))
     problems = (
-        GroupNormBackwardProblem(8, 320, 64, 64, 32, function=SILU),
+        GroupNormBackwardProblem(8, 320, 64, 64, 32, bias=True, function=SILU),
         GroupNormBackwardProblem(8, 640, 32, 32, 32),
-        GroupNormBackwardProblem(8, 1280, 8, 8, 32, function=SILU),
+        GroupNormBackwardProblem(8, 1280, 8, 8, 32, bias=True, function=SILU),
         GroupNormBackwardProblem(32, 256, 56, 56, 32),
         GroupNormBackwardProblem(8, 64, 256, 256, 64, weight=False),
     )
@@ -327,7 +338,7 @@ class GroupNormBackward(Operation[GroupNormBackwardProblem]):
     small_problems = (
         GroupNormBackwardProblem(2, 32, 5, 7, 4),
         GroupNormBackwardProblem(3, 20, 4, 6, 5, weight=False),  # groups of 4 channels
-        GroupNormBackwardProblem(2, 48, 9, 8, 4, function=SILU),  # packs over two groups
+        GroupNormBackwardProblem(2, 48, 9, 8, 4, bias=True, function=SILU),  # packs over two groups
         GroupNormBackwardProblem(2, 16, 40, 40, 16),  # several splits; one channel per group
         GroupNormBackwardProblem(3, 5, 1, 1, 1),  # alike in both layouts
         GroupNormBackwardProblem(1, 2056, 2, 3, 8, function="gradient*(x>0)"),  # wider than a CTA

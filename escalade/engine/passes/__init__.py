@@ -36,7 +36,7 @@ from escalade.engine.passes.layout import (
     reorder_flattened,
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
-from escalade.engine.passes.norms import fuse_norm_gradients, recognize_norms
+from escalade.engine.passes.norms import fuse_norm_gradients, recognize_norms, unfold_instance_norms
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
@@ -123,6 +123,7 @@ def _epilogues(graph: Graph) -> None:
 
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
+    ("instance_norm", unfold_instance_norms),
     ("casts", narrow_autocast_layers),
     ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),

@@ -19,15 +19,15 @@ def relu_backward_after(gradient: Node, graph: Graph) -> tuple[Node, str] | None
     return (node, found[1]) if node is not None and found is not None and found[0] == gradient.name else None
 
 
-def relu_backward_operands(node: Node | None, graph: Graph) -> tuple[str, str] | None:
-    """Return gradient and ReLU result of a ReLU backward node, all of one shape and dtype."""
+def relu_backward_operands(node: Node | None, graph: Graph, alike: bool = True) -> tuple[str, str] | None:
+    """Return gradient and ReLU result of a ReLU backward node, all of one shape and dtype if `alike`."""
     if not Pointwise.matches(node) or len(node.inputs) != 2:
         return None
     expression = Pointwise().expression(node)
     for gradient, result in (tuple(node.inputs), tuple(node.inputs)[::-1]):
         if expression == _RELU_BACKWARD.rename({"gradient": gradient, "result": result}):
             names = node.inputs[gradient], node.inputs[result]
-            return names if are_alike((*names, node.name), graph) else None
+            return names if not alike or are_alike((*names, node.name), graph) else None
     return None
 
 

@@ -4,18 +4,20 @@ steps: additions and casts behind their gradients."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from escalade.engine.graph.forms import NAMES
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, Shape, product
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.elementwise import Add
-from escalade.engine.nodes.norms import LayerNorm, LayerNormBackward
+from escalade.engine.nodes.norms import GroupNorm, GroupNormBackward, LayerNorm, LayerNormBackward
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of, with_producer
+from escalade.engine.nodes.views import Reshape
 from escalade.engine.passes.casts import fuse_casts_of
 from escalade.engine.passes.channel_scale import channel_scale
 from escalade.engine.passes.gradient_patterns import cast_source, depends_on, sort_nodes
@@ -46,6 +48,100 @@ def recognize_norms(graph: Graph) -> None:
         if LayerNorm.matches(node):
             _fold_scales(graph, node)
     graph.remove_dead_code()
+
+
+def unfold_instance_norms(graph: Graph) -> None:
+    """Normalize the instances of a batch as N images, which may be NHWC, and not as the channels of one.
+
+    Autograd sees `instance_norm` as the batch statistics of x viewed as [1, N * C, ...], and repeats weight and bias.
+    """
+    for node in graph:
+        if GroupNorm.matches(node):
+            _unfold(graph, node)
+    graph.remove_dead_code()
+
+
+def _unfold(graph: Graph, node: Node) -> None:
+    """Replace a norm of one image, and its gradients, by those of the batch whose view it is."""
+    x, statistics = _source(graph, node.inputs["x"]), side_outputs_of(node, graph)
+    shape = () if x is None else graph.shape_of(x)
+    if x is None or not _is_one_image(node, shape):
+        return
+    batch, channels = shape[:2]
+    readers = {reader.name: reader for one in statistics for reader in graph.readers(one.name)}
+    backward = next((one for one in readers.values() if GroupNormBackward.matches(one)), None)
+    gradients = [] if backward is None else side_outputs_of(backward, graph)
+    if readers.keys() - {one.name for one in (node, *(() if backward is None else (backward, *gradients)))}:
+        return
+    parameters = {role: node.inputs[role] for role in ("weight", "bias") if role in node.inputs}
+    found = {role: _unrepeated(graph, name, channels) for role, name in parameters.items()}
+    sums = [(_summed(graph, one, (batch, channels)), one.attributes["buffer"]) for one in gradients]
+    changed = [(node, {"x": x, **found})]
+    if backward is not None:
+        gradient = _source(graph, backward.inputs["gradient"])
+        if gradient is None or graph.shape_of(gradient) != shape:
+            return
+        weight = {role: name for role, name in found.items() if role in backward.inputs}
+        changed.append((backward, {"x": x, "gradient": gradient, **weight}))
+    if None in found.values() or any(total is None for total, _ in sums):
+        return
+    if not all(_is_viewed_as(graph, one, shape) for one, _ in changed):
+        return
+    for one, inputs in changed:
+        for view in readers_of(one, graph):
+            graph.remove(view, instead=one.name)
+        unfolded = one.with_inputs(**inputs).with_attributes(groups=channels)
+        graph.nodes[one.name] = replace(unfolded, shape=shape)
+    for one in statistics:
+        own = replace(one, shape=(batch, channels))
+        graph.nodes[one.name] = with_producer(own, graph.nodes[node.name])
+    for total, buffer in sums:
+        if total is not None and backward is not None:
+            made = graph.nodes[backward.name]
+            graph.nodes[total.name] = SideOutput.of(made, total.name, buffer, total.shape, total.dtype)
+    sort_nodes(graph)
+
+
+def _is_one_image(node: Node, shape: Shape) -> bool:
+    """Return True if each group of a norm is a channel of an image of a batch of this shape."""
+    if len(shape) < 3:
+        return False
+    folded = (1, product(shape[:2]), *shape[2:])
+    is_step = bool(node.attributes.get("statistics"))
+    return node.shape == folded and node.attributes["groups"] == folded[1] and is_step
+
+
+def _is_viewed_as(graph: Graph, node: Node, shape: Shape) -> bool:
+    """Return True if all readers of a result view it in this shape."""
+    readers = readers_of(node, graph)
+    is_kept = graph.outputs and not {node.name, *(one.name for one in readers)}.isdisjoint(graph.outputs)
+    return not is_kept and all(Reshape.matches(one) and one.shape == shape for one in readers)
+
+
+def _summed(graph: Graph, gradient: Node, shape: Shape) -> Node | None:
+    """Return the sum over the batch of a parameter's gradient, if nothing else reads that."""
+    view = graph.only_user(gradient.name)
+    total = graph.only_user(view.name) if view is not None and Reshape.matches(view) else None
+    if view is None or view.shape != shape or not Reduce.matches(total) or total.shape != shape[1:]:
+        return None
+    is_sum = total.attributes["kind"] == "sum" and total.attributes["dims"] == (0,)
+    is_plain = "before" not in total.attributes and activation_of(total).is_identity
+    return total if is_sum and is_plain else None
+
+
+def _source(graph: Graph, name: str) -> str | None:
+    """Return what a value is a view of, in another shape."""
+    node = graph.nodes.get(name)
+    return node.inputs["x"] if Reshape.matches(node) else None
+
+
+def _unrepeated(graph: Graph, name: str, channels: object) -> str | None:
+    """Return the vector of one number per channel that a value repeats."""
+    node = graph.nodes.get(name)
+    if node is None or node.attributes.get("target") != "aten::repeat":
+        return None
+    (source,) = node.inputs.values()
+    return source if graph.shape_of(source) == (channels,) else None
 
 
 def fuse_norm_gradients(graph: Graph) -> None:

@@ -1,10 +1,12 @@
-"""Training steps: fusion of pointwise functions into BatchNorm, of their backward passes into its gradients, and of its
-statistics into the convolution before it."""
+"""Training steps: fusion of pointwise functions into BatchNorm and GroupNorm, of their backward passes into the
+gradients of these, and of BatchNorm's statistics into the convolution before it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeGuard
 
+from escalade.engine.graph.forms import NAMES
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import RELU, activation_of, with_activation
 from escalade.engine.nodes.batch_norm import (
@@ -16,20 +18,23 @@ from escalade.engine.nodes.batch_norm import (
 )
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient
 from escalade.engine.nodes.elementwise import Add, Relu
+from escalade.engine.nodes.norms import GroupNorm, GroupNormBackward
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of, with_producer
+from escalade.engine.passes.casts import fuse_casts_of
 from escalade.engine.passes.estimates import Estimates, assumed_forms
 from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_operands, sort_nodes
 from escalade.ops.expressions import IDENTITY, Expression
 
+_RELU_GRADIENT = Expression.parse("where(x <= 0, 0, gradient)")
 WORTHWHILE = 0.9
 """A fusion must take less than this fraction of the unfused estimate: estimates are off by about as much."""
 
 
 def fuse_batch_norm_epilogues(graph: Graph) -> None:
-    """Fuse an addition and a pointwise function into the normalization before them."""
+    """Fuse an addition and a pointwise function into the normalization before them; into a GroupNorm no addition."""
     for node in graph:
-        if BatchNormTraining.matches(node):
+        if BatchNormTraining.matches(node) or GroupNorm.matches(node):
             _fuse_reader(node, graph)
     sort_nodes(graph)
 
@@ -42,9 +47,8 @@ def _fuse_reader(node: Node, graph: Graph) -> None:
     epilogue = _epilogue(node, readers[0], graph)
     if epilogue is not None:
         residual, expression = epilogue
-        graph.nodes[node.name] = with_activation(
-            node.with_inputs(residual=residual) if residual else node, expression
-        )
+        fused = with_activation(node.with_inputs(residual=residual) if residual else node, expression)
+        graph.nodes[node.name] = replace(fused, dtype=readers[0].dtype)
         graph.remove(readers[0], instead=node.name)
 
 
@@ -54,9 +58,12 @@ def _is_plain(node: Node) -> bool:
 
 def _epilogue(node: Node, reader: Node, graph: Graph) -> tuple[str | None, Expression] | None:
     """Return the value that a reader adds to a result, if any, and the expression that it then applies."""
-    if reader.shape != node.shape or reader.dtype != node.dtype:
+    writes_any = GroupNorm.matches(node) and graph.dtype_of(reader.name) in NAMES
+    if reader.shape != node.shape or (reader.dtype != node.dtype and not writes_any):
         return None
     if Add.matches(reader):
+        if GroupNorm.matches(node):
+            return None
         residual = next((name for name in reader.inputs.values() if name != node.name), None)
         if residual is None or residual in graph.constants:
             return None
@@ -112,14 +119,17 @@ def fuse_batch_norm_gradients(graph: Graph) -> None:
     The normalization then applies that function itself, and its own result is never written.
     """
     for node in graph:
-        if not BatchNormBackward.matches(node) or node.attributes["mask"] != "none":
+        is_group_norm = GroupNormBackward.matches(node) and not node.attributes["function"]
+        if not is_group_norm and not (BatchNormBackward.matches(node) and node.attributes["mask"] == "none"):
             continue
         before = graph.nodes.get(node.inputs["gradient"])
         if before is None or before.name in graph.outputs:
             continue
-        operands = relu_backward_operands(before, graph)
+        operands = relu_backward_operands(before, graph, alike=not is_group_norm)
         if operands is None:
             _fuse_function(node, before, graph)
+        elif is_group_norm:
+            _fuse_group_norm_relu(node, before, *operands, graph)
         else:
             _fuse_relu(node, before, *operands, graph)
     sort_nodes(graph)
@@ -174,6 +184,19 @@ def _fuse_relu(node: Node, before: Node, gradient: str, output: str, graph: Grap
         del graph.nodes[before.name]
 
 
+def _fuse_group_norm_relu(node: Node, before: Node, gradient: str, output: str, graph: Graph) -> None:
+    """Recompute a ReLU's operand from x, for its mask."""
+    forward = graph.nodes.get(output)
+    if not _is_forward_of(forward, node, graph) or activation_of(forward) != RELU:
+        return
+    if _other_readers(before, node, graph) or not _can_read(node, forward, gradient, graph):
+        return
+    fused = node.with_inputs(gradient=gradient, bias=forward.inputs.get("bias"))
+    _replace(graph, fused.with_attributes(function=_RELU_GRADIENT.text))
+    del graph.nodes[before.name]
+    fuse_casts_of(graph, graph.nodes[forward.name])
+
+
 def _fuse_function(node: Node, before: Node, graph: Graph) -> None:
     """Recompute the operand of a function from x, if only the function and its backward pass read it."""
     if not Pointwise.matches(before) or len(before.inputs) != 2 or _other_readers(before, node, graph):
@@ -181,15 +204,16 @@ def _fuse_function(node: Node, before: Node, graph: Graph) -> None:
     expression = Pointwise().expression(before)
     for role, other in (tuple(before.inputs), tuple(before.inputs)[::-1]):
         forward, gradient = graph.nodes.get(before.inputs[role]), before.inputs[other]
-        if not _is_forward_of(forward, node) or not _is_plain(forward):
+        if not _is_forward_of(forward, node, graph) or not _is_plain(forward):
             continue
-        if not are_alike((forward.name, gradient, node.name), graph):
+        if not _can_read(node, forward, gradient, graph):
             continue
         function = expression.rename({role: "x", other: "gradient"})
         if set(function.inputs) != {"x", "gradient"} or len(readers_of(forward, graph)) != 2:
             return
-        fused = node.with_inputs(gradient=gradient, bias=forward.inputs["bias"])
-        _replace(graph, fused.with_attributes(mask="x", function=function.text))
+        fused = node.with_inputs(gradient=gradient, bias=forward.inputs.get("bias"))
+        mask = {"mask": "x"} if BatchNormBackward.matches(node) else {}
+        _replace(graph, fused.with_attributes(**mask, function=function.text))
         del graph.nodes[before.name]
         _fuse_reader(forward, graph)
         return
@@ -201,7 +225,17 @@ def _other_readers(value: Node, node: Node, graph: Graph) -> list[Node]:
     return [one for one in readers_of(value, graph) if one.name not in own]
 
 
-def _is_forward_of(forward: Node | None, node: Node) -> TypeGuard[Node]:
+def _can_read(node: Node, forward: Node, gradient: str, graph: Graph) -> bool:
+    """Return True if a normalization's gradients can read the gradient of what follows its forward node."""
+    if BatchNormBackward.matches(node):
+        return are_alike((forward.name, gradient, node.name), graph)
+    is_alike = graph.shape_of(gradient) == node.shape and graph.dtype_of(gradient) in NAMES
+    return is_alike and gradient not in graph.constants
+
+
+def _is_forward_of(forward: Node | None, node: Node, graph: Graph) -> TypeGuard[Node]:
+    if GroupNorm.matches(forward):
+        return node.inputs["mean"] in (one.name for one in side_outputs_of(forward, graph))
     if not BatchNormTraining.matches(forward):
         return False
     return all(forward.inputs[role] == node.inputs[role] for role in ("x", "weight"))
@@ -210,7 +244,7 @@ def _is_forward_of(forward: Node | None, node: Node) -> TypeGuard[Node]:
 def _bias_for_mask(output: str, node: Node, graph: Graph) -> str | None:
     """Return the bias with which the mask can be recomputed from x, if a ReLU's output is relu(norm(x))."""
     forward = graph.nodes.get(output)
-    if not _is_forward_of(forward, node) or "residual" in forward.inputs:
+    if not _is_forward_of(forward, node, graph) or "residual" in forward.inputs:
         return None
     return forward.inputs["bias"] if activation_of(forward) == RELU else None
 

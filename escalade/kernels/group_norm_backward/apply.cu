@@ -58,8 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                            : (at + e) / PIXELS;
         const float4 group = coefficients[image * IMAGE_GROUPS + (ONE_GROUP ? start : channel) / GROUP_CHANNELS];
         const float distance = to_float(xs.at[e]) - group.x, scale = group.y * weight_of(weight, channel);
-        const float before =
-            before_function(to_float(gradients.at[e]), distance, scale, NEEDS_BIAS ? bias[channel] : 0.f);
+        const float before = before_function(to_float(gradients.at[e]), distance, scale, bias_of(bias, channel));
         results.at[e] = from_float<Result>(scale * before - group.z - group.w * distance);
     }
     store_pack(y + from, results);

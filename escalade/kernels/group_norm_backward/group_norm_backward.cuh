@@ -17,8 +17,9 @@
 using Element = float;             // problem.dtype: that of x
 using Gradient = float;            // problem.read: the dtype of dy
 using Result = float;              // problem.result: the dtype of dx
-constexpr bool NHWC = true;        // problem.layout == "nhwc" or problem.pixels == 1: one pixel is alike in both layouts
+constexpr bool NHWC = true;        // problem.layout == "nhwc" or problem.pixels == 1: one pixel is alike in both
 constexpr bool HAS_WEIGHT = true;  // problem.weight
+constexpr bool HAS_BIAS = false;   // problem.bias
 constexpr int IMAGE_CHANNELS = 8;  // problem.channels
 constexpr int PIXELS = 49;         // problem.pixels
 constexpr int IMAGE_GROUPS = 2;    // problem.groups
@@ -45,7 +46,11 @@ __device__ __forceinline__ float before_function(float gradient, float distance,
 }
 
 #ifdef EXPRESSION
-constexpr bool NEEDS_BIAS = true;
+constexpr bool HAS_FUNCTION = true;
 #else
-constexpr bool NEEDS_BIAS = false;
+constexpr bool HAS_FUNCTION = false;
 #endif
+
+__device__ __forceinline__ float bias_of(const float* bias, int channel) {
+    return HAS_FUNCTION && HAS_BIAS ? bias[channel] : 0.f;
+}

@@ -1,8 +1,8 @@
 // partial[..] = sums of g and of g * (x - mean) * rstd over a share of the pixels of a channel of an image
 //
 // First of three launches. In NHWC a thread keeps VECTOR channels and walks down its CTA's pixels, PACKS in flight; a
-// CTA is `width` packs of channels wide. In NCHW a CTA has a share of a plane. The CTA's threads of the same channel
-// reduce in smem, in a fixed order. Limiter: memory, each element is read once.
+// CTA is `width` packs of channels wide, which divide a pixel's. In NCHW a CTA has a share of a plane. The CTA's
+// threads of the same channel reduce in smem, in a fixed order. Limiter: memory, each element is read once.
 //
 // Rung        switches
 //   naive     VECTOR 1, PACKS 1
@@ -29,16 +29,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int inner = (blockIdx.y * width + threadIdx.x - row_in_block * width) * VECTOR;
     constexpr int ROW = NHWC ? IMAGE_CHANNELS : VECTOR;
     const int image = NHWC ? outer : outer / IMAGE_CHANNELS, channel = NHWC ? inner : outer - image * IMAGE_CHANNELS;
-    const bool exists = row_in_block < height && inner < ROW;
 
     float sums[SUMS] = {}, products[SUMS] = {}, means[SUMS] = {}, deviations[SUMS] = {}, scales[SUMS] = {},
           biases[SUMS] = {};
-    if (exists) {
+    if (row_in_block < height) {
 #pragma unroll
         for (int e = 0; e < SUMS; ++e) {
             const long long group = 1LL * image * IMAGE_GROUPS + (channel + e) / GROUP_CHANNELS;
             means[e] = mean[group], deviations[e] = rstd[group];
-            if (NEEDS_BIAS) scales[e] = deviations[e] * weight_of(weight, channel + e), biases[e] = bias[channel + e];
+            if (HAS_FUNCTION) scales[e] = deviations[e] * weight_of(weight, channel + e);
+            biases[e] = bias_of(bias, channel + e);
         }
         const int end = min(rows, (split + 1) * share);
         const long long first = 1LL * outer * rows * ROW + inner;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                if (NEEDS_BIAS && row + i * height >= end) continue;  // a function of zeros may be anything
+                if (HAS_FUNCTION && row + i * height >= end) continue;  // a function of zeros may be anything
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) {
                     const int c = NHWC ? e : 0;
@@ -75,7 +75,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (int at = threadIdx.x; at < VECTOR * width; at += THREADS) {
             const int pack = at / VECTOR, c = blockIdx.y * width * VECTOR + at;
-            if (c >= IMAGE_CHANNELS) continue;
             float2 total = make_float2(0.f, 0.f);
             for (int row = 0; row < height; ++row) {
                 const float2 part = parts[at % VECTOR][row * width + pack];

@@ -406,8 +406,10 @@ def test_kernels_have_all_gradients_of_layer_norms(kind: type[nn.LayerNorm], dty
 
 
 class _GroupNorms(nn.Module):
-    """Norms of groups of channels between convolutions of images, and of sequences, and one without parameters; in
-    mixed training in fp32, as under CUDA's autocast."""
+    """Norms of groups of channels between convolutions of images, and one of sequences without parameters.
+
+    If wide, they and the functions behind them are in fp32, as under CUDA's autocast.
+    """
 
     def __init__(self, wide: bool) -> None:
         super().__init__()
@@ -426,7 +428,7 @@ class _GroupNorms(nn.Module):
         if not self.wide:
             return self.norms[index](x)
         with torch.autocast("cpu", enabled=False):
-            return self.norms[index](x.float()).to(x.dtype)
+            return self.norms[index](x.float())
 
 
 class _InstanceNorms(nn.Module):
@@ -476,9 +478,16 @@ def test_kernels_have_all_gradients_of_group_norms(
         _assert_same(found, loss.detach(), tolerance)
     _assert_same(model.state_dict(), expected.state_dict(), tolerance)
     steps = [one for one in step.plan.steps if one.runs]
-    for name in ("group_norm", "group_norm_backward"):
-        assert sum(one.node.op == name and not one.in_pytorch for one in steps) == norms, name
+    assert sum(one.node.op == "group_norm" and not one.in_pytorch for one in steps) == norms
+    gradients = [one for one in steps if one.node.op == "group_norm_backward" and not one.in_pytorch]
+    assert len(gradients) == norms and all(one.node.attributes["function"] for one in gradients)
     assert not any("norm" in one.node.attributes.get("target", "") for one in steps)
+    if kind is _InstanceNorms:  # no view of a batch as one image, which needs NCHW
+        assert all(
+            one.node.shape == (3, 8, 6, 5) and one.lowered.problem.layout == "nhwc"
+            for one in gradients
+            if one.lowered
+        )
 
 
 class _Shuffled(nn.Module):
