@@ -341,6 +341,8 @@ class GroupNormBackward(Operation[GroupNormBackwardProblem]):
         GroupNormBackwardProblem(2, 48, 9, 8, 4, bias=True, function=SILU),  # packs over two groups
         GroupNormBackwardProblem(2, 16, 40, 40, 16),  # several splits; one channel per group
         GroupNormBackwardProblem(3, 5, 1, 1, 1),  # alike in both layouts
+        GroupNormBackwardProblem(19, 8, 2, 2, 2),  # more images than warps
+        GroupNormBackwardProblem(1, 256, 12, 12, 8),  # more splits than lanes
         GroupNormBackwardProblem(1, 2056, 2, 3, 8, function="gradient*(x>0)"),  # wider than a CTA
         GroupNormBackwardProblem(
             2, 6, 7, 4, 3, gradient="fp16", output="fp32"
