@@ -229,7 +229,10 @@ class ColumnSumsConfig(Config):
         """Return the lanes that share an output's columns: as many as the CTA has, up to one per column."""
         widest = _widest(problem.width, problem.output_width)
         lanes = 1
-        while 2 * lanes <= min(32, widest) and 2 * lanes * self.group(problem) * problem.output_width <= self.threads:
+        while (
+            2 * lanes <= min(32, widest)
+            and 2 * lanes * self.group(problem) * problem.output_width <= self.threads
+        ):
             lanes *= 2
         return lanes
 
@@ -251,7 +254,9 @@ class ColumnSums(Rung[AdaptiveAvgPool2dProblem, ColumnSumsConfig]):
         rows = _widest(problem.height, problem.output_height)
         wanted = next((splits for splits in (1, 2, 4) if ceil_div(rows, splits) <= MOST_AHEAD), 8)
         every = [ColumnSumsConfig(threads, splits) for threads in (128, 256) for splits in (1, 2, 4, 8)]
-        fitting = [one for one in every if one.shared_bytes(problem) <= _STATIC_SHARED_BYTES and one.splits <= rows]
+        fitting = [
+            one for one in every if one.shared_bytes(problem) <= _STATIC_SHARED_BYTES and one.splits <= rows
+        ]
         return tuple(sorted(fitting, key=lambda one: one.splits != wanted))
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: ColumnSumsConfig) -> Recipe:
@@ -504,12 +509,13 @@ class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
         AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)),
         AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
         _square(1, 1, 1),
+        AdaptiveAvgPool2dProblem(1, 2, 31, 301, (2, 3)),
         AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
         *(AdaptiveAvgPool2dProblem(3, 208, 7, 5, layout="nhwc", x_dtype=x_dtype) for x_dtype in QUANTIZED),
         AdaptiveAvgPool2dProblem(2, 32, 5, 4, (2, 3), layout="nhwc", x_pitch=64, x_dtype="int8"),
     )
-    """Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches,
-    quantized inputs."""
+    """Small problems: whole images, windows that overlap, repeat a pixel, differ in size and are tall, rows of more
+    columns than a CTA has threads, odd channels, pitches, quantized inputs."""
     dtypes = DTYPES
     layouts = LAYOUTS
     order = ("sliced", "vectorised", "column_sums", "lanes", "naive")
