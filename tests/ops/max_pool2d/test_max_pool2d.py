@@ -110,6 +110,7 @@ def test_the_preferred_rung_follows_layout_and_window() -> None:
     [
         MaxPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2)),
         MaxPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2), places=True),
+        MaxPool2dProblem(2, 3, 9, 16, (2, 2), (2, 2)),
         MaxPool2dProblem(2, 3, 9, 17, (3, 3), (2, 2)),
         MaxPool2dProblem(2, 3, 8, 16, (3, 3), (2, 2), (1, 1)),
         MaxPool2dProblem(3, 5, 1, 32, (1, 2), (1, 2)),
