@@ -140,7 +140,11 @@ class ChannelPacks(WindowRuns[W]):
 
 @dataclass(frozen=True)
 class Folded:
-    """Planes that no window leaves below are one tall plane: no thread has to find its plane."""
+    """Sizes that a kernel of runs takes.
+
+    Planes whose rows are covered by whole windows are one tall plane, unless a prologue needs the channel: a thread
+    finds its outputs by one division, and may take several rows of 1-D pools.
+    """
 
     height: int
     output_height: int
@@ -166,7 +170,7 @@ class Folded:
 class RowPacks(WindowRuns[W]):
     """16 bytes of a row of x, in NCHW; runs start at multiples of a pack of x.
 
-    Lanes have adjacent packs, so a thread has one pack of a row, or two that its neighbors' are apart from.
+    The first configs load as few packs per row and thread as possible: then adjacent lanes load adjacent packs.
     """
 
     layout = "nchw"
