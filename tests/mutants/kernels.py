@@ -135,8 +135,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "max_pool2d/row_packs.cu",
         "max-pool-rows-beyond-the-image",
-        "        if (top + r < 0 || top + r >= shape.height) continue;\n        RowInputs seen;",
-        "        if (top + r < 0 || top + r > shape.height) continue;\n        RowInputs seen;",
+        "(top + r < 0 || top + r >= shape.height)) continue;\n        RowInputs seen;\n        seen.load(",
+        "(top + r < 0 || top + r > shape.height)) continue;\n        RowInputs seen;\n        seen.load(",
     ),
     _direct(
         "convolution-swaps-rows-and-columns-of-strides",
@@ -171,5 +171,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "windows-end-early",
         "((at + 1) * size + outputs - 1) / outputs",
         "(at + 1) * size / outputs",
+    ),
+    _of(
+        "adaptive_avg_pool2d/column_sums.cu",
+        "a-row-below-the-window",
+        "load_pack_if<Element, VECTOR>(from < past,",
+        "load_pack_if<Element, VECTOR>(from <= past,",
+    ),
+    _of(
+        "adaptive_avg_pool2d/column_sums.cu",
+        "one-row-for-all-parts",
+        "part % SPLITS; top < past;",
+        "0; top < past;",
     ),
 )
