@@ -391,11 +391,11 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("mean", 37, 24),
         ReduceProblem("max", 2, 70, 24),
         ReduceProblem("min", 5, 33),
-        ReduceProblem("var", 1, 300, 64, correction=1.0),
+        ReduceProblem("var", 1, 1300, 64, correction=1.0),
         ReduceProblem("var", 3, 96, before="abs(x)"),
         ReduceProblem("logsumexp", 4, 1000),
         ReduceProblem("logsumexp", 2, 40, 8),
-        ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
+        ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
     )
     """Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and
     expressions on both sides."""

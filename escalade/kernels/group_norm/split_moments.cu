@@ -1,8 +1,8 @@
 // partial[n][split][group] = mean and squared deviations of a group over a share of the pixels of image n
 //
-// First of two launches for some images. A thread keeps up to 16 bytes of channels and walks down its CTA's pixels, PACKS in flight;
-// threads of one group merge through smem. The second launch merges the CTAs' results. Limiter: memory, each element is
-// read once.
+// First of two launches for some images. A thread keeps up to 16 bytes of channels and walks down its CTA's pixels, PACKS
+// in flight; threads of one group merge through smem. The second launch merges the CTAs' results. Limiter: memory, each
+// element is read once.
 //
 // Rung: `split`. Read group_norm.cuh (groups of a CTA).
 #include "group_norm/group_norm.cuh"

@@ -21,6 +21,7 @@ constexpr bool FULL = true;      // full: every thread has PACKS packs of its ro
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 constexpr int GROUPS = THREADS / ROW_THREADS;                   // rows that the CTA loads with one access per thread
 static_assert(WARPS <= 1 || (ROW_THREADS == THREADS && ROWS == 1), "warps of one row share the CTA barrier");
+static_assert((WARPS & (WARPS - 1)) == 0, "sums halve the warps of a row");
 constexpr bool EARLY = PACKS * VECTOR * sizeof(Parameter) <= 16;  // weights are loaded before the sums; 32 registers
 using Values = Pack<Element, VECTOR>;
 using Parameters = Pack<Parameter, VECTOR>;
@@ -119,8 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             Pack<Result, VECTOR> results;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
-                results.at[e] = normalized(to_float(loaded[r][i].at[e]), means[r], scales[r], weights[i].at, biases[i].at,
-                                           e);
+                results.at[e] = normalized(to_float(loaded[r][i].at[e]), means[r], scales[r], weights[i].at,
+                                           biases[i].at, e);
             if (row < rows) store_pack(y + 1LL * row * features + first, results);
         }
     }

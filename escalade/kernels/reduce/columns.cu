@@ -2,7 +2,8 @@
 //
 // A thread has VECTOR adjacent results, up to 16 bytes, and walks down its CTA's rows, PACKS in flight; a CTA is
 // WIDTH packs wide, and its threads with the same results merge through smem, FOLD to one. If there are few results of
-// many rows, CTAs split the rows, and a second launch merges their states in order. Limiter: memory, each element is read once.
+// many rows, CTAs split the rows, and a second launch merges their states in order. Limiter: memory, each element is
+// read once.
 //
 // Rung: `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"

@@ -21,6 +21,7 @@ constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row
 constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;      // that merge by shuffles
 constexpr int GROUPS = THREADS / ROW_THREADS;                   // rows that the CTA loads with one access per thread
 static_assert(WARPS <= 1 || (ROW_THREADS == THREADS && ROWS == 1), "warps of one row share the CTA barrier");
+static_assert((WARPS & (WARPS - 1)) == 0, "merges halve the warps of a row");
 using Values = Pack<Element, VECTOR>;
 
 // All loads are in flight before the first value is used.
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < MEMBERS; ++i) state.member(i) = of_warps[i][lane % WARPS];
 #pragma unroll
-        for (int distance = WARPS / 2; distance > 0; distance /= 2) state = merged(state, shuffled_down(state, distance));
+        for (int distance = WARPS / 2; distance > 0; distance /= 2)
+            state = merged(state, shuffled_down(state, distance));
     }
     if (thread != 0) return;
 #pragma unroll
