@@ -107,7 +107,10 @@ _LEAST_TURNS = 4
 """Fewest iterations of a CTA that are worth splitting the work."""
 _SM_THREADS, _LONG = 2048, 1024
 """Threads that fill an SM, and packs of a row that a CTA reads in several turns."""
-_SEGMENT = 32  # most adjacent accesses per CTA: a warp's
+_WIDTHS = (32, 16, 8)
+"""Adjacent accesses per CTA of `columns`, 16 bytes each: a warp's, or at least a cache line."""
+_MOST_ROWS = 16
+"""Rows per thread of which reading the last costs less than a second launch."""
 _WARP = 32
 _LANES = (1, 2, 4, 8, 16, 32)
 _COSTLY = ("var", "logsumexp")
@@ -127,6 +130,12 @@ class SharedConfig(Config):
     """Accesses in flight per thread."""
     splits: int
     """Approximate number of CTAs that share a result."""
+
+
+@dataclass(frozen=True)
+class ColumnsConfig(SharedConfig):
+    width: int
+    """Adjacent accesses per CTA."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,7 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         vector = widest_vector(problem.dtype, problem.reduced)
         packs = problem.reduced // vector
         narrow = _lanes(packs, 0 if problem.kind in _COSTLY else vector * ELEMENT_BYTES[problem.dtype])
-        wide = 128 if packs <= 1024 else 256 if packs <= 8192 else 512
+        wide = next((threads for threads in (128, 256) if packs <= _IN_FLIGHT * threads), 512)
         wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch))
         splits = max(1, min(wanted, packs // (wide * _LEAST_TURNS)))
         by_warps = self._by_warps(problem.batch, packs, narrow)
@@ -246,39 +255,56 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
 
 
 @dataclass(frozen=True)
-class Columns(Rung[ReduceProblem, SharedConfig]):
+class Columns(Rung[ReduceProblem, ColumnsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner > 1:
             return None
         return "it reduces strided elements; here they are contiguous: use `rows`"
 
-    def configs(self, problem: ReduceProblem) -> tuple[SharedConfig, ...]:
+    def configs(self, problem: ReduceProblem) -> tuple[ColumnsConfig, ...]:
+        """Prefer one launch: the widest and smallest CTAs that keep the card busy, or else the most threads.
+
+        CTAs share results if its threads have many rows each.
+        """
+        p, vector = problem, widest_vector(problem.dtype, problem.inner)
+        across = p.inner // vector
+        widths = dict.fromkeys(min(across, width) for width in _WIDTHS)
+        whole = []
+        for width in widths:
+            for threads in (256, 512):
+                rows = p.reduced // (threads // width)  # per thread
+                in_all = p.batch * ceil_div(across, width) * threads
+                busy = min(in_all, _BUSY_THREADS * self.card.multiprocessors)
+                in_flight = next((packs for packs in (4, 2) if packs <= rows), 1)
+                whole.append((rows == 0, -busy, ColumnsConfig(threads, in_flight, 1, width), rows))
+        whole.sort(key=lambda one: one[:2])
+        *_, best, rows = whole[0]
+        few = -whole[0][1] < _BUSY_THREADS * self.card.multiprocessors and rows > _MOST_ROWS
+        split = self._split(p, next(iter(widths)), across)
+        offered = [*split, best] if few else [best, *split]
+        return tuple(dict.fromkeys([*offered, *(one[2] for one in whole)]))
+
+    def _split(self, problem: ReduceProblem, width: int, across: int) -> list[ColumnsConfig]:
         """Offer as many CTAs per result as keep the card busy and have enough to do."""
         offered = []
+        wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * ceil_div(across, width)))
         for threads in (256, 128):
-            _, width, across = self._width(problem)
-            wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * across))
             most = problem.reduced // (threads // width * _LEAST_TURNS)
-            for splits in dict.fromkeys((max(1, min(wanted, most)), max(1, min(wanted // 2, most)), 1)):
-                offered += [SharedConfig(threads, in_flight, splits) for in_flight in (4, 2)]
-        return tuple(offered)
+            for splits in dict.fromkeys(max(1, min(some, most)) for some in (wanted, wanted // 2)):
+                offered += [ColumnsConfig(threads, in_flight, splits, width) for in_flight in (4, 2)]
+        return offered
 
-    def _width(self, problem: ReduceProblem) -> tuple[int, int, int]:
-        """Return elements per access, adjacent accesses per CTA, and CTAs across."""
+    def recipe(self, problem: ReduceProblem, config: ColumnsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.inner)
-        width = min(problem.inner // vector, _SEGMENT)
-        return vector, width, ceil_div(problem.inner // vector, width)
-
-    def recipe(self, problem: ReduceProblem, config: SharedConfig) -> Recipe:
-        vector, width, across = self._width(problem)
+        across = ceil_div(problem.inner // vector, config.width)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
         call = kernel_call(
             _program("columns", problem, config=config, vector=vector, split=splits > 1),
             (problem.batch * across, splits),
             config.threads,
-            _X, _Y, _PARTIAL, across, width, Int64(problem.results), problem.reduced, problem.inner, per_split,
-            _divisor(problem),
+            _X, _Y, _PARTIAL, across, Int64(problem.results), problem.reduced, problem.inner,
+            per_split, _divisor(problem),
         )  # fmt: skip
         return _recipe(problem, call, splits)
 
@@ -365,11 +391,11 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("mean", 37, 24),
         ReduceProblem("max", 2, 70, 24),
         ReduceProblem("min", 5, 33),
-        ReduceProblem("var", 1, 300, 64, correction=1.0),
+        ReduceProblem("var", 1, 1300, 64, correction=1.0),
         ReduceProblem("var", 3, 96, before="abs(x)"),
         ReduceProblem("logsumexp", 4, 1000),
         ReduceProblem("logsumexp", 2, 40, 8),
-        ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
+        ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
     )
     """Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and
     expressions on both sides."""

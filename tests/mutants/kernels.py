@@ -77,9 +77,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _of(
         "reduce/columns.cu",
-        "reduce-without-the-last-barrier",
-        "        __syncthreads();\n    }\n    if (!works",
-        "    }\n    if (!works",
+        "reduce-without-the-barrier",
+        "        __syncthreads();\n        if (works && row_in_block < kept) {",
+        "        if (works && row_in_block < kept) {",
     ),
     _of(
         "pad2d/runs.cu",
@@ -111,14 +111,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "layer_norm/in_registers.cu",
         "layer-norm-without-epsilon",
-        "rsqrtf(sum_of_row(squares) * one_over_features + epsilon)",
-        "rsqrtf(sum_of_row(squares) * one_over_features)",
+        "rsqrtf(sum_of_row<1>(squares) * one_over_features + epsilon)",
+        "rsqrtf(sum_of_row<1>(squares) * one_over_features)",
     ),
     _of(
         "reduce/columns.cu",
         "reduce-loses-a-row-of-odd-heights",
-        "while (half * 2 < height) half *= 2;",
-        "while (half * 4 < height) half *= 2;",
+        "const int kept = (left + FOLD - 1) / FOLD;",
+        "const int kept = left / FOLD > 0 ? left / FOLD : 1; left = min(left, kept * FOLD);",
     ),
     _of(
         "reduce/reductions_merge.cu",

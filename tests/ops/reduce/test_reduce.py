@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.device.run import TwinOptions
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
@@ -72,6 +73,29 @@ def test_few_results_are_shared_by_blocks() -> None:
     many = ReduceProblem.parse("mean_96x1_b100352")
     config = choose(REDUCE, many, CPU).config.as_dict()
     assert config["row_threads"] < 32 and config["splits"] == 1
+
+
+def test_columns_that_fill_the_card_take_one_launch() -> None:
+    rung = REDUCE.ladder.rung("columns")
+    for name, dtype, expected in (
+        ("sum_64x4096_b1024", "fp32", (256, 4, 32)),
+        ("sum_64x4096_b16", "fp32", (512, 4, 32)),  # CTAs of 256 threads leave half of the card idle
+        ("sum_64x4096_b8", "fp32", (512, 2, 16)),
+        ("max_64x4096_b1", "fp32", (512, 1, 8)),
+    ):
+        config = rung.configs(ReduceProblem.parse(name, dtype))[0].as_dict()
+        assert config["splits"] == 1
+        assert (config["threads"], config["packs"], config["width"]) == expected, name
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("kind", ["sum", "var", "logsumexp"])
+@pytest.mark.parametrize(("reduced", "inner"), [(70, 7), (67, 40), (5, 264), (600, 3)])
+def test_every_width_of_columns(reduced: int, inner: int, kind: str, seed: int) -> None:
+    problem = ReduceProblem(kind, 2, reduced, inner, dtype="fp16")
+    rung = REDUCE.ladder.rung("columns")
+    for config in rung.configs(problem):
+        check(REDUCE, rung, problem, config, CPU, seed, TwinOptions(checks=True))
 
 
 @pytest.mark.share(4)
