@@ -84,8 +84,15 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "pad2d/runs.cu",
         "padding-with-the-wrong-edge",
-        "source(strip.first_column - left, shape.width)",
-        "source(strip.first_column - top, shape.width)",
+        "source(output_column - left, width)",
+        "source(output_column - top, width)",
+    ),
+    _of(
+        "common/image_packs.cuh",
+        "packs-that-stay-in-their-plane",
+        "at.row = 0, ++at.plane;",
+        "at.row = 0;",
+        "pad2d",
     ),
     _of("convert/rows.cu", "rows-of-the-wrong-pitch", "y + row * y_pitch", "y + row * x_pitch"),
     _of(
