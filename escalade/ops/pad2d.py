@@ -21,11 +21,11 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors, in_float64
 from escalade.ops.base.pitch import unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung, first_that
+from escalade.ops.base.rung import Rung, ThreadsConfig, first_that
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Sides, define_planned
 from escalade.ops.shared import pooling
-from escalade.ops.shared.image_packs import ImagePacks
+from escalade.ops.shared.image_packs import ImagePacks, PacksRung
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
@@ -176,9 +176,7 @@ VECTORISED = Copies(
 )
 
 
-class Runs(ThreadsRung[Pad2dProblem]):
-    threads = (256, 128, 512)
-
+class Runs(PacksRung[Pad2dProblem]):
     def supports(self, problem: Pad2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"

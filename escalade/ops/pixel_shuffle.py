@@ -22,7 +22,7 @@ from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.shared.image_packs import ImagePacks
+from escalade.ops.shared.image_packs import ImagePacks, PacksRung
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
@@ -126,9 +126,7 @@ class Naive(ThreadsRung[PixelShuffleProblem]):
 NAIVE = Naive("naive", "one thread per element, in the order of the larger image", None, None)
 
 
-class Runs(ThreadsRung[PixelShuffleProblem]):
-    threads = (256, 128, 512)
-
+class Runs(PacksRung[PixelShuffleProblem]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"

@@ -109,6 +109,7 @@ _SM_THREADS, _LONG = 2048, 1024
 """Threads that fill an SM, and packs of a row that a CTA reads in several turns."""
 _WIDTHS = (32, 16, 8)
 """Adjacent accesses per CTA of `columns`, 16 bytes each: a warp's, or at least a cache line."""
+_THREADS = (128, 256, 512)
 _MOST_ROWS = 16
 """Rows per thread of which reading the last costs less than a second launch."""
 _WARP = 32
@@ -219,7 +220,7 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         vector = widest_vector(problem.dtype, problem.reduced)
         packs = problem.reduced // vector
         narrow = _lanes(packs, 0 if problem.kind in _COSTLY else vector * ELEMENT_BYTES[problem.dtype])
-        wide = next((threads for threads in (128, 256) if packs <= _IN_FLIGHT * threads), 512)
+        wide = 128 if packs <= 1024 else 256 if packs <= 8192 else 512
         wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch))
         splits = max(1, min(wanted, packs // (wide * _LEAST_TURNS)))
         by_warps = self._by_warps(problem.batch, packs, narrow)
@@ -230,13 +231,13 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
 
     def _by_warps(self, batch: int, packs: int, lanes: int) -> list[RowsConfig]:
-        """Prefer the most rows per thread that keep the card busy."""
+        """Prefer two rows per thread if that keeps the card busy."""
         in_flight = min(_IN_FLIGHT, ceil_div(packs, lanes))
         if packs > _IN_FLIGHT * lanes:
             return [RowsConfig(128, some, 1, lanes) for some in (_IN_FLIGHT, 2)]
         busy = _BUSY_THREADS * self.card.multiprocessors
         every = [
-            RowsConfig(128, in_flight, 1, lanes, rows) for rows in (4, 2, 1) if rows * in_flight <= _IN_FLIGHT
+            RowsConfig(256, in_flight, 1, lanes, rows) for rows in (2, 1, 4) if rows * in_flight <= _IN_FLIGHT
         ]
         return list(first_that(lambda config: ceil_div(batch, config.rows) * lanes >= busy, every))
 
@@ -262,27 +263,25 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         return "it reduces strided elements; here they are contiguous: use `rows`"
 
     def configs(self, problem: ReduceProblem) -> tuple[ColumnsConfig, ...]:
-        """Prefer one launch: the widest and smallest CTAs that keep the card busy, or else the most threads.
+        """Prefer one launch of the widest CTAs that reach every SM, with as many threads as few rows each take.
 
-        CTAs share results if its threads have many rows each.
+        CTAs share results if threads have many rows each for all that.
         """
         p, vector = problem, widest_vector(problem.dtype, problem.inner)
-        across = p.inner // vector
-        widths = dict.fromkeys(min(across, width) for width in _WIDTHS)
-        whole = []
-        for width in widths:
-            for threads in (256, 512):
-                rows = p.reduced // (threads // width)  # per thread
-                in_all = p.batch * ceil_div(across, width) * threads
-                busy = min(in_all, _BUSY_THREADS * self.card.multiprocessors)
-                in_flight = next((packs for packs in (4, 2) if packs <= rows), 1)
-                whole.append((rows == 0, -busy, ColumnsConfig(threads, in_flight, 1, width), rows))
-        whole.sort(key=lambda one: one[:2])
-        *_, best, rows = whole[0]
-        few = -whole[0][1] < _BUSY_THREADS * self.card.multiprocessors and rows > _MOST_ROWS
-        split = self._split(p, next(iter(widths)), across)
-        offered = [*split, best] if few else [best, *split]
-        return tuple(dict.fromkeys([*offered, *(one[2] for one in whole)]))
+        across, sms = p.inner // vector, self.card.multiprocessors
+        widths = list(dict.fromkeys(min(across, width) for width in _WIDTHS))
+        width = next((one for one in widths if p.batch * ceil_div(across, one) >= sms), widths[-1])
+        threads = next((one for one in _THREADS if p.reduced // (one // width) <= _MOST_ROWS), _THREADS[-1])
+        few = p.batch * ceil_div(across, width) * threads < _BUSY_THREADS * sms
+        split = self._split(p, widths[0], across)
+        best = self._whole(p, threads, width)
+        offered = [*split, best] if few and p.reduced // (threads // width) > _MOST_ROWS else [best, *split]
+        others = [self._whole(p, threads, width) for width in widths for threads in _THREADS]
+        return tuple(dict.fromkeys([*offered, *others]))
+
+    def _whole(self, problem: ReduceProblem, threads: int, width: int) -> ColumnsConfig:
+        rows = problem.reduced // (threads // width)
+        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width)
 
     def _split(self, problem: ReduceProblem, width: int, across: int) -> list[ColumnsConfig]:
         """Offer as many CTAs per result as keep the card busy and have enough to do."""

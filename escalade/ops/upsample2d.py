@@ -24,7 +24,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung, fir
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Factors, SymPair, define_planned
 from escalade.ops.shared import pooling
-from escalade.ops.shared.image_packs import ImagePacks
+from escalade.ops.shared.image_packs import ImagePacks, PacksRung
 from escalade.ops.shared.images import (
     LAYOUTS,
     ResizedImages,
@@ -163,9 +163,7 @@ class Naive(ThreadsRung[Upsample2dProblem]):
 NAIVE = Naive("naive", "one thread per output, its pixels read from global memory", None, None)
 
 
-class NearestPacks(ThreadsRung[Upsample2dProblem]):
-    threads = (256, 128, 512)
-
+class NearestPacks(PacksRung[Upsample2dProblem]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"

@@ -1,6 +1,6 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// Second of two launches for some images. A CTA merges the moments of all shares of its image, in a fixed order, and
+// Second of two launches. A CTA merges the moments of all shares of its image, in a fixed order, and
 // normalizes one share, PACKS pixels of up to 16 bytes per thread in flight, the first of them before it merges. CTAs
 // run backwards, because L2 still holds what was read last. Limiter: memory, each element is read and written once.
 //
@@ -9,12 +9,12 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_norm_split_normalise(const Element* x, const Part* partial, const Element* weight, const Element* bias,
-                               Element* y, int first_image, int pixels, int x_pitch, int y_pitch, int splits,
-                               int per_split, float epsilon) {
+                               Element* y, int pixels, int x_pitch, int y_pitch, int splits, int per_split,
+                               float epsilon) {
     __shared__ Statistic statistics[GROUPS];
     wait_for_previous_launch();
     const int block = gridDim.x - 1 - blockIdx.x;
-    const int image = first_image + block / splits, split = block % splits;
+    const int image = block / splits, split = block - image * splits;
     const int row = threadIdx.x / WIDTH, pack = threadIdx.x % WIDTH;
     const int channel = (blockIdx.y * WIDTH + pack) * VECTOR;
     const int groups = GROUPS * gridDim.y;

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from escalade.device.recipe import Ints
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.problem import P
+from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 
 _MOST = 2**32 - 2**13
 """Kernels count in 32 bits, with the idle threads of the last CTA."""
@@ -50,6 +52,16 @@ class ImagePacks:
         width = self.width if self.straddles else self.width // self.vector
         last = self.elements - (self.count - 1) * self.vector
         return Ints((self.count, last, self.height, width, *reciprocal(self.height), *reciprocal(width)))
+
+
+class PacksRung(ThreadsRung[P]):
+    """A rung with one pack per thread."""
+
+    def configs(self, problem: P) -> tuple[ThreadsConfig, ...]:
+        """Prefer CTAs of few bytes in memory, and few CTAs in L2: padding 1 GB takes 542 us with 128 threads and 550
+        with 256, 17 MB 7.3 and 6.9."""
+        sizes = (128, 256, 512) if problem.bytes > self.card.l2_bytes else (256, 128, 512)
+        return tuple(map(ThreadsConfig, sizes))
 
 
 def reciprocal(size: int) -> tuple[int, int, int]:

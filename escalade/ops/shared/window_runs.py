@@ -177,16 +177,23 @@ class RowPacks(WindowRuns[W]):
     most_columns = 48
 
     def configs(self, problem: W) -> tuple[RunConfig, ...]:
-        """Default to two rows of outputs if windows overlap and that keeps the card busy, else one."""
+        """Default to two rows of outputs if windows overlap, else to packs of one row in larger CTAs.
+
+        1 GB of 2x2 windows take 304 us by either of both in fp32, 17 MB in L2 3.2 us by the default and 3.7 with half
+        of the columns and threads.
+        """
         p = problem
         vector = widest_vector(p.dtype, p.width)
         least = vector // gcd(vector, p.stride[1])
         sizes = [(rows, times * least) for rows in (2, 1, 4) for times in (1, 2)]
         runs = [RunConfig(*size, threads) for size in sizes for threads in (128, 256)]
-        rows = 2 if p.kernel[0] > p.stride[0] and self.is_busy(p, runs[0]) else 1
-        threads = 256 if rows * p.kernel[0] == 1 else 128
-        fitting = [run for run in runs if self._fits(p, run)]
-        return tuple(sorted(fitting, key=lambda run: (run.rows != rows, run.threads != threads)))
+        overlap = p.kernel[0] > p.stride[0]
+        default = (2, least, 128) if overlap else (1, max(least, widest_vector(p.dtype, p.output_width)), 256)
+
+        def distance(run: RunConfig) -> tuple[bool, ...]:
+            return run.rows != default[0], run.columns != default[1], run.threads != default[2]
+
+        return tuple(sorted((run for run in runs if self._fits(p, run)), key=distance))
 
     def _fits(self, problem: W, run: RunConfig) -> bool:
         p = problem

@@ -15,7 +15,6 @@ from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
 from escalade.ops.base.draw import Draw
-from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem, SpanConfig, random_inputs
@@ -93,20 +92,6 @@ def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> Non
         torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
         assert first is None or torch.equal(first, y)
         first = y.clone()
-
-
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_images_that_exceed_l2_are_split_in_parts_that_fit(layout: str, seed: int) -> None:
-    problem = GroupNormProblem(5, 8, 40, 47, 2, layout=layout, relu=True, dtype="fp16")
-    card = replace(TWIN, multiprocessors=2, l2_bytes=5 * 2 * problem.channels * problem.pixels * 2)
-    rung = GROUP_NORM.ladder.on(card).rung("split")
-    for config in rung.configs(problem):
-        recipe, images = rung.recipe(problem, config), config.as_dict()["images"]
-        at_once = 4 if layout == "nhwc" else 8  # a group of an image in NCHW counts as an image
-        in_all = problem.batch * (1 if layout == "nhwc" else problem.groups)
-        assert images in (at_once, in_all)
-        assert len(recipe.steps) == 2 * ceil_div(in_all, images)
-        check(GROUP_NORM, rung, problem, config, torch.device("cpu"), seed, TwinOptions(checks=True))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

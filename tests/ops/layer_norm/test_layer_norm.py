@@ -81,10 +81,10 @@ def test_every_split_of_rows_over_threads(rows: int, features: int, rms: bool, s
 @pytest.mark.parametrize(
     ("features", "dtype", "wide", "expected"),
     [
-        (64, "fp16", False, (8, 1, 1)),
-        (64, "fp16", True, (8, 1, 2)),  # weights of 4 times the bytes of x serve two rows
+        (64, "fp16", False, (8, 1, 2)),
+        (64, "fp16", True, (8, 1, 2)),
         (768, "fp16", False, (32, 3, 1)),
-        (128, "fp32", False, (32, 1, 1)),
+        (128, "fp32", False, (32, 1, 2)),
         (4096, "fp32", False, (512, 2, 1)),
         (3000, "fp32", False, (256, 3, 1)),
     ],

@@ -78,10 +78,10 @@ def test_few_results_are_shared_by_blocks() -> None:
 def test_columns_that_fill_the_card_take_one_launch() -> None:
     rung = REDUCE.ladder.rung("columns")
     for name, dtype, expected in (
-        ("sum_64x4096_b1024", "fp32", (256, 4, 32)),
-        ("sum_64x4096_b16", "fp32", (512, 4, 32)),  # CTAs of 256 threads leave half of the card idle
-        ("sum_64x4096_b8", "fp32", (512, 2, 16)),
-        ("max_64x4096_b1", "fp32", (512, 1, 8)),
+        ("sum_64x4096_b1024", "fp32", (128, 4, 32)),
+        ("sum_64x4096_b16", "fp32", (128, 4, 32)),
+        ("sum_64x4096_b2", "fp32", (128, 4, 8)),  # wider CTAs would leave SMs idle
+        ("max_256x1024_b16", "fp32", (256, 4, 16)),  # 128 threads would read 32 rows each
     ):
         config = rung.configs(ReduceProblem.parse(name, dtype))[0].as_dict()
         assert config["splits"] == 1
@@ -110,4 +110,4 @@ def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, s
 
 def test_short_rows_are_read_by_whole_lines() -> None:
     config = REDUCE.ladder.rung("rows").configs(ReduceProblem("sum", 1 << 20, 64, dtype="fp16"))[0].as_dict()
-    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)
+    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 2)
