@@ -123,6 +123,7 @@ def _epilogues(graph: Graph) -> None:
 
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
+    ("sequences", keep_sequences_as_images),
     ("casts", narrow_autocast_layers),
     ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),

@@ -560,6 +560,8 @@ def test_layers_on_sequences_rows_and_volumes_have_kernels(dtype: str) -> None:
     _assert_same(model.state_dict(), expected.state_dict(), close)
     targets = {str(one.node.attributes.get("target", one.node.op)) for one in step.plan.fallbacks}
     assert not [name for name in targets if "conv" in name or "norm" in name]
+    moved = [one.node.name for one in step.plan.steps if one.node.op == "convert" and one.node.shape[0] == 4]
+    assert len(moved) <= 16, "functions between layers on sequences keep channels innermost"
     if dtype == "bf16":
         assert not [name for name in targets if "mm" in name], "rows of 6 classes are 12 bytes, not 16"
 
