@@ -232,10 +232,9 @@ class RowsConfig(RegistersConfig):
     """Rows per thread, loaded together."""
 
 
-_ROWS = (4, 2, 1)
+_ROWS = (2, 1, 4)
 _LINE_BYTES = 128
-_BUSY_THREADS = 1024
-"""Threads per SM that fill it, at 64 registers each."""
+_WARP = 32
 
 
 def _width(problem: LayerNormProblem) -> int:
@@ -253,23 +252,28 @@ class InRegisters(Rung[LayerNormProblem, RowsConfig]):
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
     def configs(self, problem: LayerNormProblem) -> tuple[RowsConfig, ...]:
-        """For many rows prefer accesses of whole cache lines, then the most rows per thread that keep the card busy."""
+        """For many rows prefer no idle threads, accesses of whole cache lines, and one or two packs per thread.
+
+        A copy is fastest by many small CTAs whose threads have one access each. Two short rows per thread share the
+        loads of weights: 65,536 rows of 64 in fp16 take 3.4 us instead of 3.9.
+        """
         p, few_rows = problem, self._few_rows(problem)
         width = _width(p)
 
-        def rank(config: RowsConfig) -> tuple[int, bool, int]:
+        def rank(config: RowsConfig) -> tuple[int, bool, int, int]:
+            if few_rows:
+                return 0, False, 0, config.rows
             accessed = config.row_threads * width * ELEMENT_BYTES[p.dtype]
             is_partial = config.packs > 1 and accessed < _LINE_BYTES
-            threads = ceil_div(p.batch, config.rows) * config.row_threads
-            is_idle = config.rows > 1 and threads < _BUSY_THREADS * self.card.multiprocessors
-            idle_threads = 0 if few_rows else config.row_threads * config.packs * width - p.features
-            return idle_threads, is_partial and not few_rows, -config.rows if not is_idle else config.rows
+            packs = config.packs if config.row_threads <= _WARP else max(2, config.packs)
+            idle_threads = config.row_threads * config.packs * width - p.features
+            return idle_threads, is_partial, packs, _ROWS.index(config.rows)
 
         offered = [
             RowsConfig(**config.as_dict(), rows=rows)
             for config in self._offered(p)
             for rows in _ROWS
-            if rows == 1 or (config.row_threads <= 32 and rows * config.packs * width <= MOST_VALUES)
+            if rows == 1 or (config.row_threads <= _WARP and rows * config.packs * width <= MOST_VALUES)
         ]
         return tuple(sorted(offered, key=rank))
 

@@ -119,7 +119,7 @@ class Naive(ThreadsRung[MaxPool2dProblem]):
 NAIVE = Naive("naive", "one thread per output, every window read from global memory", None, None)
 ROW_PACKS = RowPacks[MaxPool2dProblem](
     "row_packs",
-    "16 bytes of a row per thread, for a run of outputs in two rows",
+    "16 bytes of a row per thread, for a run of outputs in one row, or two if windows overlap",
     below="shared_tile",
     # 51 million outputs, eight per thread: 6 million threads of 150 instructions, near the DRAM bound, against 175 us.
     predicted_gain=1.4,
@@ -300,6 +300,7 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
     small_problems = (
         _square(16, 16, 3, 2, 1, batch=2),
         _square(8, 10, 2, 2, 0),
+        MaxPool2dProblem(2, 3, 1, 24, (1, 2), (1, 2)),
         _square(12, 9, 3, 1, 1),
         _square(3, 11, 3, 2, 0, batch=2, ceil=True),
         _square(5, 6, 2, 3, 1, ceil=True),
@@ -313,8 +314,8 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
         MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3), places=True, behind_relu=True),
         MaxPool2dProblem(2, 8, 6, 6, (2, 2), (2, 2), places=True, behind_relu=True),
     )
-    """Small problems: windows that overlap, touch and leave gaps, both roundings, rectangular kernels, odd sizes,
-    pitches, dilation, and places, also behind a ReLU."""
+    """Small problems: windows that overlap, touch and leave gaps, both roundings, rectangular kernels, odd sizes, one
+    row, pitches, dilation, and places, also behind a ReLU."""
     dtypes = DTYPES
     layouts = LAYOUTS
     order = ("vectorised", "row_packs", "shared_tile", "naive")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
+from escalade.ops.shared.image_packs import ImagePacks, PacksRung
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
@@ -125,31 +126,30 @@ class Naive(ThreadsRung[PixelShuffleProblem]):
 NAIVE = Naive("naive", "one thread per element, in the order of the larger image", None, None)
 
 
-class Runs(ThreadsRung[PixelShuffleProblem]):
-    threads = (256, 128)
-
+class Runs(PacksRung[PixelShuffleProblem]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"
-        if self._threads(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
-        return unsupported_pitch(self.name, problem)
+        return self._packs(problem).unsupported(self.name, problem.name) or unsupported_pitch(
+            self.name, problem
+        )
 
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
-        program = Program.of("pixel_shuffle/runs.cu", problem=problem, run=self._run(problem))
-        grid = blocks(self._threads(problem), config.threads)
-        return launch(program, grid, config.threads, *arguments(problem))
+        packs = self._packs(problem)
+        program = Program.of("pixel_shuffle/runs.cu", problem=problem, packs=packs)
+        return launch(program, packs.grid(config.threads), config.threads, *arguments(problem), packs.shape)
 
-    def _run(self, problem: PixelShuffleProblem) -> int:
-        return widest_vector(problem.dtype, problem.small[1] * problem.factor)
-
-    def _threads(self, problem: PixelShuffleProblem) -> int:
-        return problem.elements // self._run(problem)
+    def _packs(self, problem: PixelShuffleProblem) -> ImagePacks:
+        """Return packs of the large image: of whole rows where they are read, since a part of one is scattered."""
+        p = problem
+        height, width = (size * p.factor for size in p.small)
+        packs = ImagePacks.of(p.dtype, p.batch * p.few_channels, height, width)
+        return replace(packs, vector=widest_vector(p.dtype, width)) if p.down else packs
 
 
 RUNS = Runs(
     "runs",
-    "16 bytes of a row of the larger image per thread, located once",
+    "16 bytes of the larger image per thread, located once, by multiplications",
     below="naive",
     # 34 million threads with four divisions of 64 bits each (200 us) against 35 us.
     predicted_gain=5.0,
@@ -236,8 +236,9 @@ class PixelShuffle(Operation[PixelShuffleProblem]):
         PixelShuffleProblem(2, 32, 3, 4, 2),
         PixelShuffleProblem(1, 12, 5, 3, 2),
         PixelShuffleProblem(1, 36, 2, 3, 3),
-        PixelShuffleProblem(2, 16, 4, 6, 2, down=True),
+        PixelShuffleProblem(2, 16, 4, 8, 2, down=True),
         PixelShuffleProblem(1, 3, 6, 3, 3, down=True),
+        PixelShuffleProblem(1, 36, 3, 8, 3),
         PixelShuffleProblem(1, 400, 1, 2, 20),
         PixelShuffleProblem(1, 5, 2, 2, 1),
         PixelShuffleProblem(1, 48, 2, 3, 2, layout="nhwc", x_pitch=64, y_pitch=24),

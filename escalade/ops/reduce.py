@@ -107,7 +107,11 @@ _LEAST_TURNS = 4
 """Fewest iterations of a CTA that are worth splitting the work."""
 _SM_THREADS, _LONG = 2048, 1024
 """Threads that fill an SM, and packs of a row that a CTA reads in several turns."""
-_SEGMENT = 32  # most adjacent accesses per CTA: a warp's
+_WIDTHS = (32, 16, 8)
+"""Adjacent accesses per CTA of `columns`, 16 bytes each: a warp's, or at least a cache line."""
+_THREADS = (128, 256, 512)
+_MOST_ROWS = 16
+"""Rows per thread of which reading the last costs less than a second launch."""
 _WARP = 32
 _LANES = (1, 2, 4, 8, 16, 32)
 _COSTLY = ("var", "logsumexp")
@@ -127,6 +131,12 @@ class SharedConfig(Config):
     """Accesses in flight per thread."""
     splits: int
     """Approximate number of CTAs that share a result."""
+
+
+@dataclass(frozen=True)
+class ColumnsConfig(SharedConfig):
+    width: int
+    """Adjacent accesses per CTA."""
 
 
 @dataclass(frozen=True)
@@ -221,13 +231,13 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
 
     def _by_warps(self, batch: int, packs: int, lanes: int) -> list[RowsConfig]:
-        """Prefer the most rows per thread that keep the card busy."""
+        """Prefer two rows per thread if that keeps the card busy."""
         in_flight = min(_IN_FLIGHT, ceil_div(packs, lanes))
         if packs > _IN_FLIGHT * lanes:
             return [RowsConfig(128, some, 1, lanes) for some in (_IN_FLIGHT, 2)]
         busy = _BUSY_THREADS * self.card.multiprocessors
         every = [
-            RowsConfig(128, in_flight, 1, lanes, rows) for rows in (4, 2, 1) if rows * in_flight <= _IN_FLIGHT
+            RowsConfig(256, in_flight, 1, lanes, rows) for rows in (2, 1, 4) if rows * in_flight <= _IN_FLIGHT
         ]
         return list(first_that(lambda config: ceil_div(batch, config.rows) * lanes >= busy, every))
 
@@ -246,39 +256,54 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
 
 
 @dataclass(frozen=True)
-class Columns(Rung[ReduceProblem, SharedConfig]):
+class Columns(Rung[ReduceProblem, ColumnsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner > 1:
             return None
         return "it reduces strided elements; here they are contiguous: use `rows`"
 
-    def configs(self, problem: ReduceProblem) -> tuple[SharedConfig, ...]:
+    def configs(self, problem: ReduceProblem) -> tuple[ColumnsConfig, ...]:
+        """Prefer one launch of the widest CTAs that reach every SM, with as many threads as few rows each take.
+
+        CTAs share results if threads have many rows each for all that.
+        """
+        p, vector = problem, widest_vector(problem.dtype, problem.inner)
+        across, sms = p.inner // vector, self.card.multiprocessors
+        widths = list(dict.fromkeys(min(across, width) for width in _WIDTHS))
+        width = next((one for one in widths if p.batch * ceil_div(across, one) >= sms), widths[-1])
+        threads = next((one for one in _THREADS if p.reduced // (one // width) <= _MOST_ROWS), _THREADS[-1])
+        few = p.batch * ceil_div(across, width) * threads < _BUSY_THREADS * sms
+        split = self._split(p, widths[0], across)
+        best = self._whole(p, threads, width)
+        offered = [*split, best] if few and p.reduced // (threads // width) > _MOST_ROWS else [best, *split]
+        others = [self._whole(p, threads, width) for width in widths for threads in _THREADS]
+        return tuple(dict.fromkeys([*offered, *others]))
+
+    def _whole(self, problem: ReduceProblem, threads: int, width: int) -> ColumnsConfig:
+        rows = problem.reduced // (threads // width)
+        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width)
+
+    def _split(self, problem: ReduceProblem, width: int, across: int) -> list[ColumnsConfig]:
         """Offer as many CTAs per result as keep the card busy and have enough to do."""
         offered = []
+        wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * ceil_div(across, width)))
         for threads in (256, 128):
-            _, width, across = self._width(problem)
-            wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * across))
             most = problem.reduced // (threads // width * _LEAST_TURNS)
-            for splits in dict.fromkeys((max(1, min(wanted, most)), max(1, min(wanted // 2, most)), 1)):
-                offered += [SharedConfig(threads, in_flight, splits) for in_flight in (4, 2)]
-        return tuple(offered)
+            for splits in dict.fromkeys(max(1, min(some, most)) for some in (wanted, wanted // 2)):
+                offered += [ColumnsConfig(threads, in_flight, splits, width) for in_flight in (4, 2)]
+        return offered
 
-    def _width(self, problem: ReduceProblem) -> tuple[int, int, int]:
-        """Return elements per access, adjacent accesses per CTA, and CTAs across."""
+    def recipe(self, problem: ReduceProblem, config: ColumnsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.inner)
-        width = min(problem.inner // vector, _SEGMENT)
-        return vector, width, ceil_div(problem.inner // vector, width)
-
-    def recipe(self, problem: ReduceProblem, config: SharedConfig) -> Recipe:
-        vector, width, across = self._width(problem)
+        across = ceil_div(problem.inner // vector, config.width)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
         call = kernel_call(
             _program("columns", problem, config=config, vector=vector, split=splits > 1),
             (problem.batch * across, splits),
             config.threads,
-            _X, _Y, _PARTIAL, across, width, Int64(problem.results), problem.reduced, problem.inner, per_split,
-            _divisor(problem),
+            _X, _Y, _PARTIAL, across, Int64(problem.results), problem.reduced, problem.inner,
+            per_split, _divisor(problem),
         )  # fmt: skip
         return _recipe(problem, call, splits)
 
@@ -365,11 +390,11 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("mean", 37, 24),
         ReduceProblem("max", 2, 70, 24),
         ReduceProblem("min", 5, 33),
-        ReduceProblem("var", 1, 300, 64, correction=1.0),
+        ReduceProblem("var", 1, 1300, 64, correction=1.0),
         ReduceProblem("var", 3, 96, before="abs(x)"),
         ReduceProblem("logsumexp", 4, 1000),
         ReduceProblem("logsumexp", 2, 40, 8),
-        ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
+        ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
     )
     """Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and
     expressions on both sides."""

@@ -24,6 +24,7 @@ LARGE = {
     ),
     "upsample2d": ("64_200to400_b4_bicubic", "5_311x97to640x333_b3_bicubic", "64_256to512_b4_nearest"),
     "pad2d": ("64_250_pad2x2x2x2_b4_reflect", "3_700x1300_pad1x0x2x3_b2_constant(1.5)"),
+    "pixel_shuffle": ("256_128_up2_b3", "27_333x77_up3_b2", "16_250_down2_b3"),
 }  # fmt: skip
 
 

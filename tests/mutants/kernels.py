@@ -77,15 +77,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _of(
         "reduce/columns.cu",
-        "reduce-without-the-last-barrier",
-        "        __syncthreads();\n    }\n    if (!works",
-        "    }\n    if (!works",
+        "reduce-without-the-barrier",
+        "        __syncthreads();\n        if (works && row_in_block < kept) {",
+        "        if (works && row_in_block < kept) {",
     ),
     _of(
         "pad2d/runs.cu",
         "padding-with-the-wrong-edge",
-        "source(strip.first_column - left, shape.width)",
-        "source(strip.first_column - top, shape.width)",
+        "source(output_column - left, width)",
+        "source(output_column - top, width)",
+    ),
+    _of(
+        "common/image_packs.cuh",
+        "packs-that-stay-in-their-plane",
+        "at.row = 0, ++at.plane;",
+        "at.row = 0;",
+        "pad2d",
     ),
     _of("convert/rows.cu", "rows-of-the-wrong-pitch", "y + row * y_pitch", "y + row * x_pitch"),
     _of(
@@ -111,14 +118,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "layer_norm/in_registers.cu",
         "layer-norm-without-epsilon",
-        "rsqrtf(sum_of_row(squares) * one_over_features + epsilon)",
-        "rsqrtf(sum_of_row(squares) * one_over_features)",
+        "rsqrtf(sum_of_row<1>(squares) * one_over_features + epsilon)",
+        "rsqrtf(sum_of_row<1>(squares) * one_over_features)",
     ),
     _of(
         "reduce/columns.cu",
         "reduce-loses-a-row-of-odd-heights",
-        "while (half * 2 < height) half *= 2;",
-        "while (half * 4 < height) half *= 2;",
+        "const int kept = (left + FOLD - 1) / FOLD;",
+        "const int kept = left / FOLD > 0 ? left / FOLD : 1; left = min(left, kept * FOLD);",
     ),
     _of(
         "reduce/reductions_merge.cu",
@@ -135,8 +142,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "max_pool2d/row_packs.cu",
         "max-pool-rows-beyond-the-image",
-        "        if (top + r < 0 || top + r >= shape.height) continue;\n        RowInputs seen;",
-        "        if (top + r < 0 || top + r > shape.height) continue;\n        RowInputs seen;",
+        "(top + r < 0 || top + r >= shape.height)) continue;\n        RowInputs seen;\n        seen.load(",
+        "(top + r < 0 || top + r > shape.height)) continue;\n        RowInputs seen;\n        seen.load(",
     ),
     _direct(
         "convolution-swaps-rows-and-columns-of-strides",
@@ -171,5 +178,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "windows-end-early",
         "((at + 1) * size + outputs - 1) / outputs",
         "(at + 1) * size / outputs",
+    ),
+    _of(
+        "adaptive_avg_pool2d/column_sums.cu",
+        "a-row-below-the-window",
+        "load_pack_if<Element, VECTOR>(from < past,",
+        "load_pack_if<Element, VECTOR>(from <= past,",
+    ),
+    _of(
+        "adaptive_avg_pool2d/column_sums.cu",
+        "one-row-for-all-parts",
+        "part % SPLITS; top < past;",
+        "0; top < past;",
     ),
 )

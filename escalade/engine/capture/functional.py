@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,7 @@ class FunctionalReader(FxReader):
             if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _ASSERTIONS:
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
+        _layers_to_images(module.graph)
         module.graph.eliminate_dead_code()
         self._module = module
         self._title = title
@@ -126,30 +128,116 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
     return source
 
 
+@dataclass(frozen=True)
+class _OnImages:
+    """How an operator on sequences, volumes or rows is one on images: the same elements in four dimensions."""
+
+    tensors: tuple[str, ...]
+    """Arguments that are viewed as images."""
+    results: tuple[int, ...]
+    """Results that are; of an operator with one result, the first."""
+    windows: Mapping[str, int]
+    """Arguments with one number per dimension, and that of a dimension of size 1; only sequences have windows here."""
+
+    def takes(self, rank: int) -> bool:
+        return rank == _SEQUENCE_RANK if self.windows else rank != _IMAGE_RANK
+
+
+_SEQUENCE_RANK, _IMAGE_RANK = 3, 4
+_WINDOWS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+_ON_IMAGES = {
+    torch.ops.aten.convolution.default: _OnImages(("input", "weight"), (0,), _WINDOWS),
+    torch.ops.aten.convolution_backward.default: _OnImages(
+        ("grad_output", "input", "weight"), (0, 1), _WINDOWS
+    ),
+    torch.ops.aten._native_batch_norm_legit_functional.default: _OnImages(("input",), (0,), {}),
+    torch.ops.aten.native_batch_norm_backward.default: _OnImages(("grad_out", "input"), (0,), {}),
+}
+
+
+def _layers_to_images(graph: torch.fx.Graph) -> None:
+    """Apply convolutions of sequences, and batch normalizations of anything, to images."""
+    for node in list(graph.nodes):
+        form = _ON_IMAGES.get(node.target)
+        if form is None:
+            continue
+        bound = bound_arguments(node.target, node.args, node.kwargs)
+        if not form.takes(bound[form.tensors[0]].meta["val"].dim()):
+            continue
+        for name in form.tensors:
+            with graph.inserting_before(node):
+                bound[name] = _reshaped(graph, bound[name], _image_sizes(bound[name].meta["val"].shape))
+        for name, neutral in form.windows.items():
+            if name in bound:
+                bound[name] = [neutral, *bound[name]]
+        node.args = tuple(bound.get(argument.name) for argument in node.target._schema.arguments)
+        node.kwargs = {}
+        values = node.meta["val"]
+        if isinstance(values, torch.Tensor):
+            _view_result(graph, node, values)
+            continue
+        for user in list(node.users):
+            if user.args[1] in form.results:
+                _view_result(graph, user, values[user.args[1]])
+        node.meta["val"] = tuple(
+            value.reshape(_image_sizes(value.shape)) if index in form.results and value is not None else value
+            for index, value in enumerate(values)
+        )
+
+
+def _image_sizes(shape: Sequence[int]) -> list[int]:
+    """Return the sizes of an image with the same elements per channel, in the same order."""
+    batch, channels, *places = shape
+    return [batch, channels, math.prod(places[:-1]), *(places[-1:] or [1])]
+
+
+def _view_result(graph: torch.fx.Graph, node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Make a result an image, and have its users read it in its own shape."""
+    node.meta["val"] = value.reshape(_image_sizes(value.shape))
+    with graph.inserting_after(node):
+        back = _reshaped(graph, node, list(value.shape))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def _reshaped(graph: torch.fx.Graph, node: torch.fx.Node, sizes: list[int]) -> torch.fx.Node:
+    view = graph.call_function(torch.ops.aten.reshape.default, (node, sizes))
+    view.meta = {**node.meta, "val": node.meta["val"].reshape(sizes)}
+    return view
+
+
 def _same_strides(sizes: Any, first: Any, second: Any) -> bool:
     """Compare strides, except in dimensions of size 1, where they are arbitrary."""
     return all(size <= 1 or a == b for size, a, b in zip(sizes, first, second, strict=True))
 
 
 @contextmanager
-def keep_operators_whole() -> Iterator[None]:
-    """Keep AOTAutograd from decomposing the operators in `_DECOMPOSED` and their gradients."""
+def operators_with_kernels() -> Iterator[None]:
+    """Have AOTAutograd trace operators that there are kernels for.
+
+    It keeps the operators in `_DECOMPOSED` and their gradients whole, and decomposes weight normalization.
+    """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    removed: list[tuple[Any, Any, Any]] = []
+    overloads.append(torch.ops.aten._weight_norm.default)
+    kernels = {overload: dict(overload.py_kernels) for overload in overloads}
     try:
         for overload in overloads:
             for key in keys:
-                if key in overload.py_kernels:
-                    removed.append((overload, key, overload.py_kernels.pop(key)))
+                overload.py_kernels.pop(key, None)
             overload._dispatch_cache.clear()
+        torch.ops.aten._weight_norm.default.py_kernels[keys[1]] = _weight_norm
         yield
     finally:
-        for overload, key, kernel in removed:
-            overload.py_kernels[key] = kernel
-        for overload in overloads:
+        for overload, own in kernels.items():
+            overload.py_kernels.clear()
+            overload.py_kernels.update(own)
             overload._dispatch_cache.clear()
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    others = [each for each in range(v.dim()) if dim == -1 or each != dim % v.dim()]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
 
 
 @dataclass(frozen=True)

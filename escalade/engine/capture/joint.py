@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from escalade.engine.capture.example_inputs import require_module
-from escalade.engine.capture.functional import FunctionalReader, keep_operators_whole
+from escalade.engine.capture.functional import FunctionalReader, operators_with_kernels
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
@@ -151,7 +151,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         arguments.append(fake(torch.ones((), device=arguments[0].device)))
     step.make_fake(mode)
     try:
-        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), operators_with_kernels():
             with mode:
                 step.prepare(arguments)
             with joint_graph_traced_once(), _use_lazy_graph_module(True):

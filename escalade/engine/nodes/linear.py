@@ -40,7 +40,6 @@ from escalade.engine.nodes.signature import (
     Sizes,
 )
 from escalade.engine.nodes.views import Permute, Reshape
-from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem, as_convolution
 from escalade.ops.shared.quantized_input import dequantized
@@ -49,6 +48,7 @@ from escalade.ops.shared.quantized_input import dequantized
 MANY_ROWS, MANY_PRODUCTS = 128, 2**30
 _NARROW_BYTES = {"float16": 2, "bfloat16": 2}
 """Bytes per element of the dtypes in which Hopper kernels read weights and gradients without packing."""
+_COPY_BYTES = 4
 _WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 
 
@@ -184,12 +184,12 @@ def _product_in_step(
 
 
 def _has_aligned_rows(node: Node, first: str, graph: Graph) -> bool:
-    """Return True if the rows of all matrices are multiples of 16 bytes."""
+    """Return True if the rows of all matrices are multiples of 4 bytes, the least that kernels copy."""
     itemsize = _NARROW_BYTES.get(node.dtype)
     sizes = (*node.shape, *graph.shape_of(first))
     rows = graph.shape_of(first)[1] if _untransposed(first, graph)[1] else node.shape[0]
     return itemsize is not None and all(
-        isinstance(size, int) and (size == rows or size * itemsize % VECTOR_BYTES == 0) for size in sizes
+        isinstance(size, int) and (size == rows or size * itemsize % _COPY_BYTES == 0) for size in sizes
     )
 
 

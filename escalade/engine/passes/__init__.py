@@ -124,6 +124,7 @@ def _epilogues(graph: Graph) -> None:
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("instance_norm", unfold_instance_norms),
+    ("sequences", keep_sequences_as_images),
     ("casts", narrow_autocast_layers),
     ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),

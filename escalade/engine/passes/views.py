@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from escalade.engine.graph.graph import Batch, Graph, Node, Shape, product
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape, dtype_name, product
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d
@@ -275,7 +275,9 @@ def _view_image_directly(graph: Graph, node: Node) -> None:
 
 def _apply_to_image(graph: Graph, node: Node) -> None:
     values = [name for name in node.inputs.values() if name not in graph.constants]
-    images = dict(zip(values, (_image(graph, name) for name in values), strict=True))
+    images = {name: _image(graph, name) for name in values}
+    if graph.typed and any(found is not None for found in images.values()):
+        images = {name: found or _row(graph, node, name) for name, found in images.items()}
     kinds = {None if found is None else found[1] for found in images.values()}
     (kind,) = kinds if len(kinds) == 1 else (None,)
     attributes = None if kind is None else _image_attributes(node, kind)
@@ -292,6 +294,17 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
     on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
     image = graph.add(on_image, before=node.name)
     graph.nodes[node.name] = kind.on(graph, node, image)
+
+
+def _row(graph: Graph, node: Node, name: str) -> tuple[str, _ImageView] | None:
+    """Return a sequence as an image: a gradient that PyTorch computes meets those of images."""
+    shape = graph.shape_of(name)
+    if len(shape) != SEQUENCE_RANK or operator_of(node).expression(node) is None:
+        return None
+    viewed = Reshape.node(
+        graph.fresh(f"{name}_row"), {"x": name}, {}, image_shape(shape), dtype_name(graph.dtype_of(name))
+    )
+    return graph.add(viewed, before=node.name), _ImageView.row
 
 
 def _image_constant(graph: Graph, node: Node, name: str, kind: _ImageView) -> str | None:

@@ -14,7 +14,7 @@ from escalade.engine.capture.functional import (
     GraphResult,
     PassedThrough,
     capture_aot_graph,
-    keep_operators_whole,
+    operators_with_kernels,
 )
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimize_step
@@ -49,7 +49,7 @@ def compile_for_training(
         made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, warn, on_twin))
         return made
 
-    with keep_operators_whole():
+    with operators_with_kernels():
         made: Callable[..., Any] = aot_autograd(
             fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
         )(module, example_inputs)

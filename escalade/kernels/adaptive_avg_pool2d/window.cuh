@@ -3,15 +3,20 @@
 
 #include "common/pool_shape.cuh"
 
+__device__ __forceinline__ int window_first(int at, int size, int outputs) { return at * size / outputs; }
+__device__ __forceinline__ int window_past(int at, int size, int outputs) {
+    return ((at + 1) * size + outputs - 1) / outputs;
+}
+
 struct Window {
     int top, left, rows, columns;
 
     __device__ __forceinline__ static Window of(int output_row, int output_column, const PoolShape& shape) {
         Window window;
-        window.top = first(output_row, shape.height, shape.output_height);
-        window.left = first(output_column, shape.width, shape.output_width);
-        window.rows = past(output_row, shape.height, shape.output_height) - window.top;
-        window.columns = past(output_column, shape.width, shape.output_width) - window.left;
+        window.top = window_first(output_row, shape.height, shape.output_height);
+        window.left = window_first(output_column, shape.width, shape.output_width);
+        window.rows = window_past(output_row, shape.height, shape.output_height) - window.top;
+        window.columns = window_past(output_column, shape.width, shape.output_width) - window.left;
         return window;
     }
 
@@ -23,11 +28,5 @@ struct Window {
         if (WHOLE_ROWS) return at;
         const unsigned row = at / static_cast<unsigned>(columns);
         return row * shape.width + at - row * columns;
-    }
-
-private:
-    __device__ __forceinline__ static int first(int at, int size, int outputs) { return at * size / outputs; }
-    __device__ __forceinline__ static int past(int at, int size, int outputs) {
-        return ((at + 1) * size + outputs - 1) / outputs;
     }
 };

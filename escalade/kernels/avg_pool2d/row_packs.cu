@@ -19,10 +19,10 @@ constexpr int STORED = 4;          // stored: columns per store
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 
 extern "C" __global__ void avg_pool2d_row_packs(const Element* x, Element* y, const float* gains, const float* shifts,
-                                                const Element* gates, PoolShape shape) {
+                                                const Element* gates, RunShape shape) {
+    const Run run(shape);
     wait_for_previous_launch();
-    const Run run(shape.output_height, shape.output_width);
-    if (run.plane >= 1LL * shape.batch * shape.channels) return;
+    if (run.task >= shape.tasks) return;
 
     const int top = run.row * STRIDE_H - PAD_H, left = run.column * STRIDE_W;
     const Element* plane = x + run.plane * shape.height * shape.width;
@@ -30,9 +30,9 @@ extern "C" __global__ void avg_pool2d_row_packs(const Element* x, Element* y, co
     float sums[OUTPUT_ROWS][OUTPUT_COLUMNS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        if (top + r < 0 || top + r >= shape.height) continue;
+        if (!INSIDE && (top + r < 0 || top + r >= shape.height)) continue;
         RowInputs seen;
-        seen.load(plane + (top + r) * shape.width, left, shape.width, from_float<Element>(0.f));
+        seen.load(plane + 1LL * (top + r) * shape.width, left, shape.width, from_float<Element>(0.f));
 #ifdef PROLOGUE
 #pragma unroll
         for (int i = 0; i < BEFORE + BODY + BEHIND; ++i)
@@ -52,7 +52,7 @@ extern "C" __global__ void avg_pool2d_row_packs(const Element* x, Element* y, co
 
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i) {
-        if (run.row + i >= shape.output_height) return;
+        if (!INSIDE && run.row + i >= shape.output_height) return;
         const int rows = counted(top + i * STRIDE_H, KERNEL_H, shape.height, PAD_H);
         Element means[OUTPUT_COLUMNS];
 #pragma unroll

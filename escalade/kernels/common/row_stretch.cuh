@@ -8,6 +8,10 @@
 #include "common/ptx.cuh"
 #include "common/window_size.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool INSIDE = false;  // inside: no window or run leaves the image
+#endif
+
 constexpr int BODY = OUTPUT_COLUMNS * STRIDE_W;
 constexpr int BEFORE = PAD_W;
 constexpr int BEHIND = KERNEL_W - PAD_W - STRIDE_W > 0 ? KERNEL_W - PAD_W - STRIDE_W : 0;
@@ -23,7 +27,7 @@ struct RowInputs {
 #pragma unroll
         for (int first = 0; first < BODY; first += VECTOR) {
             Pack<Element, VECTOR> pack;
-            const bool inside = column + first < width;
+            const bool inside = INSIDE || column + first < width;
             if (inside) pack = load_pack<Element, VECTOR>(row + column + first);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) at[BEFORE + first + e] = inside ? pack.at[e] : outside;
@@ -33,23 +37,31 @@ struct RowInputs {
     }
 
     __device__ __forceinline__ static Element one(const Element* row, int column, int width, Element outside) {
-        return column >= 0 && column < width ? row[column] : outside;
+        return INSIDE || (column >= 0 && column < width) ? row[column] : outside;
     }
+};
+
+struct RunShape {
+    int channels;                            // problem.channels
+    int height, width;                       // folded.height, problem.width: pixels of a plane
+    int output_height, output_width;         // folded.output_height, problem.output_width
+    unsigned tasks;                          // folded.tasks: threads that have outputs
+    unsigned runs, run_magic, run_shift;     // folded.runs: per row of outputs, and the reciprocal of their number
+    unsigned bands, band_magic, band_shift;  // folded.bands: of OUTPUT_ROWS rows of outputs per plane, likewise
 };
 
 // Outputs of a thread: a run of OUTPUT_COLUMNS in OUTPUT_ROWS rows of one plane.
 struct Run {
+    u32 task;
     int column, row;
     long long plane;
 
-    __device__ __forceinline__ Run(int output_height, int output_width) {
-        const u32 runs = (output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
-        const u32 bands = (output_height + OUTPUT_ROWS - 1) / OUTPUT_ROWS;
-        u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
-        column = rest % runs * OUTPUT_COLUMNS;
-        rest /= runs;
-        row = rest % bands * OUTPUT_ROWS;
-        plane = rest / bands;
+    __device__ __forceinline__ Run(const RunShape& shape) : task(blockIdx.x * blockDim.x + threadIdx.x) {
+        const u32 above = divided(task, shape.run_magic, shape.run_shift);
+        const u32 number = divided(above, shape.band_magic, shape.band_shift);
+        column = (task - above * shape.runs) * OUTPUT_COLUMNS;
+        row = (above - number * shape.bands) * OUTPUT_ROWS;
+        plane = number;
     }
 
     // Stores the run to a row of y that starts at `results`, STORED elements at a time; STORED divides rows of y.
@@ -58,11 +70,17 @@ struct Run {
                                           const Result (&found)[OUTPUT_COLUMNS]) const {
 #pragma unroll
         for (int first = 0; first < OUTPUT_COLUMNS; first += STORED) {
-            if (column + first >= output_width) return;
+            if (!INSIDE && column + first >= output_width) return;
             Pack<Result, STORED> pack;
 #pragma unroll
             for (int e = 0; e < STORED; ++e) pack.at[e] = found[first + e];
             store_pack(results + column + first, pack);
         }
+    }
+
+private:
+    // n / size for n below 2^31, by the reciprocal of size; magic is 0 for a size of 1.
+    __device__ __forceinline__ static u32 divided(u32 n, u32 magic, u32 shift) {
+        return magic ? static_cast<u32>(1ULL * n * magic >> 32) >> shift : n;
     }
 };

@@ -1,8 +1,8 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// Second of two launches. A CTA merges the moments of all shares of its image, in a fixed order, and normalizes one
-// share, PACKS pixels of up to 16 bytes per thread in flight. CTAs run backwards, because L2 still holds what was read
-// last. Limiter: memory, each element is read and written once.
+// Second of two launches. A CTA merges the moments of all shares of its image, in a fixed order, and
+// normalizes one share, PACKS pixels of up to 16 bytes per thread in flight, the first of them before it merges. CTAs
+// run backwards, because L2 still holds what was read last. Limiter: memory, each element is read and written once.
 //
 // Rung: `split`. Read group_norm.cuh (groups of a CTA).
 #include "group_norm/group_norm.cuh"
@@ -18,6 +18,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = threadIdx.x / WIDTH, pack = threadIdx.x % WIDTH;
     const int channel = (blockIdx.y * WIDTH + pack) * VECTOR;
     const int groups = GROUPS * gridDim.y;
+    const int begin = split * per_split, here = row < HEIGHT ? min(per_split, pixels - begin) : 0;
+    const long long first = 1LL * image * pixels + begin;
+    Values loaded[PACKS];
+    const auto load = [&](int at) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+            if (at + i * HEIGHT < here)
+                loaded[i] = load_pack<Element, VECTOR>(x + (first + at + i * HEIGHT) * x_pitch + channel);
+    };
+    load(row);
 
     const Part* parts = partial + 1LL * image * splits * groups + blockIdx.y * GROUPS;
     merge_groups(
@@ -36,14 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const Channels channels(statistics, pack, channel, weight, bias);
     const Planes planes(image, weight, bias);
-    const int begin = split * per_split, here = min(per_split, pixels - begin);
-    const long long first = 1LL * image * pixels + begin;
     for (int at = row; at < here; at += PACKS * HEIGHT) {
-        Values loaded[PACKS];
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i)
-            if (at + i * HEIGHT < here)
-                loaded[i] = load_pack<Element, VECTOR>(x + (first + at + i * HEIGHT) * x_pitch + channel);
+        if (at > row) load(at);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i)
             if (at + i * HEIGHT < here)

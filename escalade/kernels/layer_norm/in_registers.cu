@@ -1,8 +1,9 @@
 // y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f])
 //
 // ROW_THREADS threads hold a row in registers, PACKS packs of up to 16 bytes each: part of a warp for narrow rows, a CTA
-// for wide ones. A thread has a share of ROWS rows, whose loads are all in flight at once. Mean and variance are computed
-// one after the other from registers, so nothing cancels. Limiter: memory, each element is read and written once.
+// for wide ones. A thread has a share of ROWS rows, whose loads are all in flight at once, and those of the weights too
+// where registers allow. Mean and variance are computed one after the other from registers, so nothing cancels.
+// Limiter: memory, each element is read and written once.
 //
 // Rung: `in_registers`. Read layer_norm.cuh.
 #include "common/warp.cuh"
@@ -19,7 +20,9 @@ constexpr bool FULL = true;      // full: every thread has PACKS packs of its ro
 
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 constexpr int GROUPS = THREADS / ROW_THREADS;                   // rows that the CTA loads with one access per thread
-static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row share the CTA barrier");
+static_assert(WARPS <= 1 || (ROW_THREADS == THREADS && ROWS == 1), "warps of one row share the CTA barrier");
+static_assert((WARPS & (WARPS - 1)) == 0, "sums halve the warps of a row");
+constexpr bool EARLY = PACKS * VECTOR * sizeof(Parameter) <= 16;  // weights are loaded before the sums; 32 registers
 using Values = Pack<Element, VECTOR>;
 using Parameters = Pack<Parameter, VECTOR>;
 
@@ -36,6 +39,8 @@ __device__ __forceinline__ Parameters load_parameters(const Parameter* address) 
     return loaded;
 }
 
+// Every call has its own ROUND: no call waits until the previous one's sums have been read.
+template <int ROUND>
 __device__ __forceinline__ float sum_of_row(float value) {
     constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;
 #pragma unroll
@@ -43,10 +48,12 @@ __device__ __forceinline__ float sum_of_row(float value) {
     if constexpr (WARPS > 1) {
         __shared__ float parts[WARPS];
         const int lane = threadIdx.x % 32;
-        __syncthreads();  // the previous round has been read
         if (lane == 0) parts[threadIdx.x / 32] = value;
         __syncthreads();
-        value = warp_sum(lane < WARPS ? parts[lane] : 0.f);
+        value = parts[lane % WARPS];
+#pragma unroll
+        for (int distance = WARPS / 2; distance > 0; distance /= 2)
+            value += __shfl_xor_sync(ALL_LANES, value, distance);
     }
     return value;
 }
@@ -68,6 +75,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < PACKS; ++i)
             loaded[r][i] = load_pack<Element, VECTOR>(row + (has(i) ? i * ROW_THREADS + thread : 0) * VECTOR);
     }
+    Parameters weights[PACKS] = {}, biases[PACKS] = {};
+    const auto load_weights = [&](int i) {
+        const int first = (has(i) ? i * ROW_THREADS + thread : 0) * VECTOR;
+        if (HAS_WEIGHT) weights[i] = load_parameters(weight + first);
+        if (HAS_BIAS) biases[i] = load_parameters(bias + first);
+    };
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i)
+        if (EARLY) load_weights(i);
     const float one_over_features = 1.f / features;
     float means[ROWS] = {}, scales[ROWS];
     if (HAS_MEAN) {
@@ -78,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = 0; i < PACKS; ++i)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) sum += has(i) ? to_float(loaded[r][i].at[e]) : 0.f;
-            means[r] = sum_of_row(sum) * one_over_features;
+            means[r] = sum_of_row<0>(sum) * one_over_features;
         }
     }
 #pragma unroll
@@ -91,22 +107,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float difference = to_float(loaded[r][i].at[e]) - means[r];
                 squares += has(i) ? difference * difference : 0.f;
             }
-        scales[r] = rsqrtf(sum_of_row(squares) * one_over_features + epsilon);
+        scales[r] = rsqrtf(sum_of_row<1>(squares) * one_over_features + epsilon);
     }
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const int first = (i * ROW_THREADS + thread) * VECTOR;
         if (!has(i)) continue;
-        Parameters weights = {}, biases = {};
-        if (HAS_WEIGHT) weights = load_parameters(weight + first);
-        if (HAS_BIAS) biases = load_parameters(bias + first);
+        if (!EARLY) load_weights(i);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const int row = first_row + r * GROUPS;
             Pack<Result, VECTOR> results;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
-                results.at[e] = normalized(to_float(loaded[r][i].at[e]), means[r], scales[r], weights.at, biases.at, e);
+                results.at[e] = normalized(to_float(loaded[r][i].at[e]), means[r], scales[r], weights[i].at,
+                                           biases[i].at, e);
             if (row < rows) store_pack(y + 1LL * row * features + first, results);
         }
     }

@@ -5,7 +5,7 @@
 #include "common/largest_pair.cuh"
 #include "common/ptx.cuh"
 
-__device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) { return max_nan(a, b); }
 
 #ifdef __CUDA_FP16_H__
 __device__ __forceinline__ __half larger(__half a, __half b) { return __hmax_nan(a, b); }

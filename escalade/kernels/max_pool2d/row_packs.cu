@@ -49,10 +49,10 @@ struct PlacedRow {
     }
 };
 
-extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, unsigned char* indices, PoolShape shape) {
+extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, unsigned char* indices, RunShape shape) {
+    const Run run(shape);
     wait_for_previous_launch();
-    const Run run(shape.output_height, shape.output_width);
-    if (run.plane >= 1LL * shape.batch * shape.channels) return;
+    if (run.task >= shape.tasks) return;
 
     const int top = run.row * STRIDE_H - PAD_H, left = run.column * STRIDE_W;
     const Element* plane = x + run.plane * shape.height * shape.width;
@@ -64,16 +64,16 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, un
         for (int i = 0; i < OUTPUT_ROWS; ++i) largest[i].begin(top + i * STRIDE_H, left - PAD_W);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            if (top + r < 0 || top + r >= shape.height) continue;
+            if (!INSIDE && (top + r < 0 || top + r >= shape.height)) continue;
             RowInputs seen;
-            seen.load(plane + (top + r) * shape.width, left, shape.width, least);
+            seen.load(plane + 1LL * (top + r) * shape.width, left, shape.width, least);
 #pragma unroll
             for (int i = 0; i < OUTPUT_ROWS; ++i)
                 if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) largest[i].update(seen, r - i * STRIDE_H);
         }
 #pragma unroll
         for (int i = 0; i < OUTPUT_ROWS; ++i)
-            if (run.row + i < shape.output_height)
+            if (INSIDE || run.row + i < shape.output_height)
                 largest[i].store(run, y + outputs + i * shape.output_width, indices + outputs + i * shape.output_width,
                                  shape.output_width);
         return;
@@ -85,9 +85,9 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, un
         for (int j = 0; j < OUTPUT_COLUMNS; ++j) largest[i][j] = least;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        if (top + r < 0 || top + r >= shape.height) continue;
+        if (!INSIDE && (top + r < 0 || top + r >= shape.height)) continue;
         RowInputs seen;
-        seen.load(plane + (top + r) * shape.width, left, shape.width, least);
+        seen.load(plane + 1LL * (top + r) * shape.width, left, shape.width, least);
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
             Element along = seen.at[j * STRIDE_W];
@@ -102,6 +102,6 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, un
 
 #pragma unroll
     for (int i = 0; i < OUTPUT_ROWS; ++i)
-        if (run.row + i < shape.output_height)
+        if (INSIDE || run.row + i < shape.output_height)
             run.store(y + outputs + i * shape.output_width, shape.output_width, largest[i]);
 }

@@ -1,37 +1,57 @@
 // large[n][c][h*FACTOR + i][w*FACTOR + j] = small[n][(c*FACTOR + i)*FACTOR + j][h][w]; with DOWN the inverse   (NCHW)
 //
-// A thread takes RUN adjacent pixels of a row of the large image in one access; in the small image they are in FACTOR
-// planes. Limiter: memory.
+// A thread takes 16 bytes of the large image in one access, located by multiplications. In the small image they are in
+// FACTOR planes; those that are adjacent there are one access as well. Limiter: memory.
 //
-// Rung: `runs`. Read shuffle.cuh (sizes).
+// Rung: `runs`. Read common/image_packs.cuh (elements of a thread), shuffle.cuh (sizes).
+#include "common/image_packs.cuh"
 #include "pixel_shuffle/shuffle.cuh"
 
-#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;  // problem.dtype
-constexpr int RUN = 4;  // run: elements of the large image per thread
-#endif
+constexpr int TOGETHER = VECTOR % FACTOR == 0 ? VECTOR / FACTOR : 1;  // adjacent elements of a plane in a whole pack
 
-extern "C" __global__ void pixel_shuffle_runs(const Element* x, Element* y, Shuffle shape) {
-    wait_for_previous_launch();
-    const u32 height = shape.height * FACTOR, width = shape.width * FACTOR;
-    u32 rest = blockIdx.x * blockDim.x + threadIdx.x;
-    const u32 first = rest % (width / RUN) * RUN;
-    rest /= width / RUN;
-    const u32 row = rest % height;
-    const u32 plane = rest / height;  // of the large image
-    if (plane >= static_cast<u32>(shape.batch) * shape.channels) return;
+// A row of the large image: its elements in the small one.
+template <class T>
+struct Row {
+    T* const small;
+    const int height, width;  // of the small image
+    T* pixels = nullptr;
 
-    const long long large = (1LL * plane * height + row) * width + first;
-    const long long small =
-        ((1LL * plane * BLOCK + row % FACTOR * FACTOR) * shape.height + row / FACTOR) * shape.width;
-    const long long pixels = 1LL * shape.height * shape.width;
-    Pack<Element, RUN> run;
-    if constexpr (DOWN) run = load_pack<Element, RUN>(x + large);
-#pragma unroll
-    for (int j = 0; j < RUN; ++j) {
-        const long long at = small + (first + j) % FACTOR * pixels + (first + j) / FACTOR;
-        if constexpr (DOWN) y[at] = run.at[j];
-        else run.at[j] = x[at];
+    __device__ __forceinline__ void seek(u32 plane, int row) {
+        pixels = small + ((1LL * plane * BLOCK + row % FACTOR * FACTOR) * height + row / FACTOR) * width;
     }
-    if constexpr (!DOWN) store_pack(y + large, run);
+    __device__ __forceinline__ T& operator[](int column) const {
+        return pixels[1LL * (column % FACTOR) * height * width + column / FACTOR];
+    }
+    __device__ __forceinline__ Pack<Element, VECTOR> pack(int column) const {
+        Pack<Element, VECTOR> values;
+#pragma unroll
+        for (int e = 0; e < VECTOR / TOGETHER; ++e) {
+            const Pack<Element, TOGETHER> part = load_pack<Element, TOGETHER>(&(*this)[column + e]);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) values.at[i * (VECTOR / TOGETHER) + e] = part.at[i];
+        }
+        return values;
+    }
+    __device__ __forceinline__ void store(int column, const Pack<Element, VECTOR>& values) const {
+#pragma unroll
+        for (int e = 0; e < VECTOR / TOGETHER; ++e) {
+            Pack<Element, TOGETHER> part;
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) part.at[i] = values.at[i * (VECTOR / TOGETHER) + e];
+            store_pack(&(*this)[column + e], part);
+        }
+    }
+};
+
+extern "C" __global__ void pixel_shuffle_runs(const Element* x, Element* y, Shuffle shape, PackShape packs) {
+    if constexpr (!DOWN) {
+        gather_pack(Row<const Element>{x, shape.height, shape.width}, y, packs);
+    } else {
+        const PackPosition at(packs);
+        wait_for_previous_launch();
+        if (!at.there) return;
+        Row<Element> row{y, shape.height, shape.width};
+        row.seek(at.plane, at.row);
+        row.store(at.column, load_pack<Element, VECTOR>(x + 1LL * at.pack * VECTOR));
+    }
 }

@@ -1,8 +1,9 @@
 // y[o][i] = finished(over r: x[o][r][i]), or with SPLIT partial[split][o][i], a share of it
 //
 // A thread has VECTOR adjacent results, up to 16 bytes, and walks down its CTA's rows, PACKS in flight; a CTA is
-// `width` packs wide, and its threads with the same results merge through smem. If there are few results, CTAs split
-// the rows, and a second launch merges their states in order. Limiter: memory, each element is read once.
+// WIDTH packs wide, and its threads with the same results merge through smem, FOLD to one. If there are few results of
+// many rows, CTAs split the rows, and a second launch merges their states in order. Limiter: memory, each element is
+// read once.
 //
 // Rung: `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
@@ -11,8 +12,12 @@
 constexpr int VECTOR = 4;      // vector: results per access
 constexpr int PACKS = 4;       // config.packs: accesses in flight per thread
 constexpr int THREADS = 256;   // config.threads
+constexpr int WIDTH = 32;      // config.width: adjacent accesses per CTA
 constexpr bool SPLIT = false;  // split: several CTAs share a result
 #endif
+
+constexpr int HEIGHT = THREADS / WIDTH;  // rows that the CTA loads with one access per thread
+constexpr int FOLD = 8;
 
 template <int ROWS>
 __device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Element* from, long long step) {
@@ -29,50 +34,50 @@ __device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Elem
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_columns(const Element* x, Element* y, State* partial, int across, int width, long long results, int reduced,
+    reduce_columns(const Element* x, Element* y, State* partial, int across, long long results, int reduced,
                    int inner, int per_split, float divisor) {
-    __shared__ float parts[3][VECTOR][THREADS];
+    __shared__ float parts[MEMBERS][VECTOR][THREADS];
     wait_for_previous_launch();
-    const int height = THREADS / width;
-    const int row_in_block = threadIdx.x / width;
+    const int row_in_block = threadIdx.x / WIDTH;
     const long long outer = blockIdx.x / across;
     const int first =
-        (static_cast<int>(blockIdx.x - outer * across) * width + threadIdx.x - row_in_block * width) * VECTOR;
-    const bool works = row_in_block < height && first < inner;
+        (static_cast<int>(blockIdx.x - outer * across) * WIDTH + threadIdx.x - row_in_block * WIDTH) * VECTOR;
+    const bool works = row_in_block < HEIGHT && first < inner;
     const int end = min(reduced, static_cast<int>(blockIdx.y + 1) * per_split);
     State states[VECTOR];
     if (works) {
         const Element* from = x + outer * reduced * inner + first;
-        const long long step = 1LL * height * inner;
+        const long long step = 1LL * HEIGHT * inner;
         int row = blockIdx.y * per_split + row_in_block;
-        for (; row + (PACKS - 1) * height < end; row += PACKS * height)
+        for (; row + (PACKS - 1) * HEIGHT < end; row += PACKS * HEIGHT)
             take_rows_of<PACKS>(states, from + 1LL * row * inner, step);
-        for (; row < end; row += height) take_rows_of<1>(states, from + 1LL * row * inner, step);
+        for (; row < end; row += HEIGHT) take_rows_of<1>(states, from + 1LL * row * inner, step);
     }
 
-    // Halves the rows of threads until one is left; `height` need not be a power of two.
-    int half = 1;
-    while (half * 2 < height) half *= 2;
-    for (; half > 0 && height > 1; half /= 2) {
+    // Each round writes other rows of `parts` than those that slower threads still read: one barrier is enough.
+    for (int left = HEIGHT; left > 1;) {
+        const int kept = (left + FOLD - 1) / FOLD;
+        if (works && row_in_block >= kept && row_in_block < left) {
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-            parts[0][e][threadIdx.x] = states[e].count;
-            parts[1][e][threadIdx.x] = states[e].first;
-            parts[2][e][threadIdx.x] = states[e].second;
+            for (int i = 0; i < MEMBERS; ++i)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) parts[i][e][threadIdx.x] = states[e].member(i);
         }
         __syncthreads();
-        if (works && row_in_block < half && row_in_block + half < height) {
-            const int other = threadIdx.x + half * width;
+        if (works && row_in_block < kept) {
+#pragma unroll 4
+            for (int row = row_in_block + kept; row < left; row += kept) {
+                const int other = threadIdx.x + (row - row_in_block) * WIDTH;
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) {
-                State theirs;
-                theirs.count = parts[0][e][other];
-                theirs.first = parts[1][e][other];
-                theirs.second = parts[2][e][other];
-                states[e] = merged(states[e], theirs);
+                for (int e = 0; e < VECTOR; ++e) {
+                    State theirs;
+#pragma unroll
+                    for (int i = 0; i < MEMBERS; ++i) theirs.member(i) = parts[i][e][other];
+                    states[e] = merged(states[e], theirs);
+                }
             }
         }
-        __syncthreads();
+        left = kept;
     }
     if (!works || row_in_block > 0) return;
     const long long at = outer * inner + first;

@@ -17,10 +17,15 @@ constexpr int KIND = 0;  // ("sum", "mean", "max", "min", "var", "logsumexp").in
 
 constexpr int SUM = 0, MEAN = 1, MAX = 2, MIN = 3, VARIANCE = 4, LOGSUMEXP = 5;
 
+// Members of a state that its merges read; the others keep their initial values.
+constexpr int MEMBERS = KIND == VARIANCE ? 3 : KIND == LOGSUMEXP ? 2 : 1;
+
 struct State {
-    float count = 0.f;  // of a variance
     float first = KIND == MAX || KIND == LOGSUMEXP ? minus_infinity() : KIND == MIN ? -minus_infinity() : 0.f;
     float second = 0.f;  // squares of a variance, exponentials of a logsumexp
+    float count = 0.f;   // of a variance
+
+    __device__ __forceinline__ float& member(int i) { return i == 0 ? first : i == 1 ? second : count; }
 };
 
 // NaN wins both max and min, as in PyTorch.
@@ -95,10 +100,9 @@ __device__ __forceinline__ Element finished(const State& state, float divisor) {
     return from_float<Element>(result_of(total));
 }
 
-__device__ __forceinline__ State shuffled_down(const State& state, int distance) {
+__device__ __forceinline__ State shuffled_down(State state, int distance) {
     State other;
-    other.count = __shfl_down_sync(ALL_LANES, state.count, distance);
-    other.first = __shfl_down_sync(ALL_LANES, state.first, distance);
-    other.second = __shfl_down_sync(ALL_LANES, state.second, distance);
+#pragma unroll
+    for (int i = 0; i < MEMBERS; ++i) other.member(i) = __shfl_down_sync(ALL_LANES, state.member(i), distance);
     return other;
 }

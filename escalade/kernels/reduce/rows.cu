@@ -21,6 +21,7 @@ constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row
 constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;      // that merge by shuffles
 constexpr int GROUPS = THREADS / ROW_THREADS;                   // rows that the CTA loads with one access per thread
 static_assert(WARPS <= 1 || (ROW_THREADS == THREADS && ROWS == 1), "warps of one row share the CTA barrier");
+static_assert((WARPS & (WARPS - 1)) == 0, "merges halve the warps of a row");
 using Values = Pack<Element, VECTOR>;
 
 // All loads are in flight before the first value is used.
@@ -65,18 +66,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) states[r] = merged(states[r], shuffled_down(states[r], distance));
     if constexpr (WARPS > 1) {
-        __shared__ float of_warps[3][WARPS];
+        __shared__ float of_warps[MEMBERS][WARPS];
         State& state = states[0];
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        if (lane == 0)
-            of_warps[0][warp] = state.count, of_warps[1][warp] = state.first, of_warps[2][warp] = state.second;
+#pragma unroll
+        for (int i = 0; i < MEMBERS; ++i)
+            if (lane == 0) of_warps[i][warp] = state.member(i);
         __syncthreads();
         if (warp > 0) return;
-        state = State{};
-        if (lane < WARPS)
-            state.count = of_warps[0][lane], state.first = of_warps[1][lane], state.second = of_warps[2][lane];
 #pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) state = merged(state, shuffled_down(state, distance));
+        for (int i = 0; i < MEMBERS; ++i) state.member(i) = of_warps[i][lane % WARPS];
+#pragma unroll
+        for (int distance = WARPS / 2; distance > 0; distance /= 2)
+            state = merged(state, shuffled_down(state, distance));
     }
     if (thread != 0) return;
 #pragma unroll

@@ -18,20 +18,10 @@ using Element = float;       // problem.dtype
 constexpr int ROWS = 16;     // config.rows: outputs per thread
 constexpr int COLUMNS = 4;   // config.columns
 constexpr int SPAN = 0;      // pattern.span: adjacent pixels that the columns of a thread are made of; 0: any pixels
-constexpr bool ALIGNED = false;  // pattern.aligned: they are one pack, inside of the image
 #define OFFSETS 0, 0, 0, 0  // pattern.offsets: the first tap of each column, relative to that of the first
 #endif
 
 constexpr int LOADS = SPAN ? SPAN : COLUMNS * TAPS;  // per row of x
-template <bool COPIES>
-struct ValueOf {
-    using Type = float;
-};
-template <>
-struct ValueOf<true> {
-    using Type = Element;  // a bitwise copy
-};
-using Value = typename ValueOf<TAPS == 1>::Type;
 
 // The columns of a thread.
 struct Columns {
@@ -54,12 +44,7 @@ struct Columns {
     }
 
     __device__ __forceinline__ void load(Element (&pixels)[LOADS], const Element* row) const {
-        if constexpr (ALIGNED) {
-            constexpr int WHOLE = ALIGNED ? LOADS : 1;  // a pack of other sizes does not compile
-            const Pack<Element, WHOLE> pack = load_pack<Element, WHOLE>(row + at[0]);
-#pragma unroll
-            for (int i = 0; i < WHOLE; ++i) pixels[i] = pack.at[i];
-        } else if (SPAN && is_inside) {
+        if (SPAN && is_inside) {
             row += at[0];
 #pragma unroll
             for (int i = 0; i < LOADS; ++i) pixels[i] = row[i];
@@ -70,19 +55,15 @@ struct Columns {
     }
 
     // The pixels of a row, interpolated along columns.
-    __device__ __forceinline__ void interpolate(Value (&values)[COLUMNS], const Element (&pixels)[LOADS]) const {
+    __device__ __forceinline__ void interpolate(float (&values)[COLUMNS], const Element (&pixels)[LOADS]) const {
         constexpr int offsets[COLUMNS] = {OFFSETS};
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
             const int first = SPAN ? offsets[j] : j * TAPS;
-            if constexpr (TAPS == 1) {
-                values[j] = pixels[first];
-            } else {
-                float along = 0.f;
+            float along = 0.f;
 #pragma unroll
-                for (int s = 0; s < TAPS; ++s) along += weight[j][s] * to_float(pixels[first + s]);
-                values[j] = from_float<Value>(along);
-            }
+            for (int s = 0; s < TAPS; ++s) along += weight[j][s] * to_float(pixels[first + s]);
+            values[j] = along;
         }
     }
 };
@@ -103,7 +84,7 @@ extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolSha
     const int end = taps[strip.rows - 1].first + TAPS;
     int next = taps[0].first;  // row of x whose pixels are loaded
     Element pixels[LOADS];
-    Value window[TAPS][COLUMNS];
+    float window[TAPS][COLUMNS];
     columns.load(pixels, image + 1LL * clamped(next, shape.height) * shape.width);
 #pragma unroll 1
     for (int i = 0; i < strip.rows; ++i, to += shape.output_width) {
@@ -124,14 +105,10 @@ extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolSha
         Pack<Element, COLUMNS> results;
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-            if constexpr (TAPS == 1) {
-                results.at[j] = window[0][j];
-            } else {
-                float sum = 0.f;
+            float sum = 0.f;
 #pragma unroll
-                for (int r = 0; r < TAPS; ++r) sum += taps[i].weight[r] * to_float(window[r][j]);
-                results.at[j] = from_float<Element>(sum);
-            }
+            for (int r = 0; r < TAPS; ++r) sum += taps[i].weight[r] * window[r][j];
+            results.at[j] = from_float<Element>(sum);
         }
         store_pack(to, results);
     }

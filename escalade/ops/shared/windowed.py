@@ -64,6 +64,12 @@ class WindowedImages(ResizedImages, Named, ABC):
         return output_size(self.width, self.spans[1], self.stride[1], self.padding[1], self.ceil_mode)
 
     @property
+    def reaches(self) -> tuple[int, int]:
+        """Row and column behind the last window, which may be outside the image."""
+        last = ((self.output_height - 1) * self.stride[0], (self.output_width - 1) * self.stride[1])
+        return last[0] - self.padding[0] + self.spans[0], last[1] - self.padding[1] + self.spans[1]
+
+    @property
     def flops(self) -> int:
         """Comparisons (max) or additions (mean)."""
         return self.output_elements * self.kernel[0] * self.kernel[1]

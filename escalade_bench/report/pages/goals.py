@@ -163,7 +163,7 @@ IDEAS = (
     Idea("max pooling, backward: sums in shared memory, not by atomics", (2.0, 3.0), "max_pool2d_backward",
          "256_32_k2s2_b256_mask", ("shared_sums",), "atomics"),
     Idea("upsampling: coalesced, 16 bytes per thread", (1.3, 1.5), "upsample2d", "64_56to112_b32_nearest",
-         ("runs", "vectorised"), "naive"),
+         ("packs", "vectorised"), "naive"),
     Idea("upsampling, backward: tiles in shared memory", (1.2, 1.4), "upsample2d_backward", "256_16to32_b256_nearest",
          ("shared_tile",), "per_pixel"),
     Idea("convolution, backward: sums in shared memory, not by atomics", (1.5, 2.0), "conv2d_weight_gradient",

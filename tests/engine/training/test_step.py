@@ -611,6 +611,47 @@ def test_kernels_have_all_gradients_of_attention_and_parts(dtype: str, batch_fir
     assert not any(one.in_pytorch and one.node.op == "add" for one in step.plan.steps)
 
 
+class _Sequences(nn.Module):
+    """Convolutions of sequences of every kind, normed weights, and batch normalization in 2, 3 and 5 dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = nn.BatchNorm3d(4)
+        self.first = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 16, 5, padding=4, dilation=2))
+        self.strided = nn.Conv1d(16, 16, 3, 2, 1, groups=16, bias=False)
+        self.norm = nn.BatchNorm1d(16)
+        self.last = nn.Conv1d(16, 8, 1)
+        self.larger = nn.ConvTranspose1d(8, 8, 4, 2, 1)
+        self.rows, self.head = nn.BatchNorm1d(8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frames(torch.tanh(self.first(x)).unflatten(1, (4, 2, 2))).flatten(1, 3)
+        x = torch.relu(self.norm(self.strided(x)))
+        return self.head(self.rows(torch.relu(self.larger(self.last(x))).mean(-1)))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_layers_on_sequences_rows_and_volumes_have_kernels(dtype: str) -> None:
+    torch.manual_seed(0)
+    model = _Sequences()
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x, target = torch.randn(4, 6, 21), torch.tensor([0, 1, 5, 2])
+    step = escalade.training_step(model, F.cross_entropy, own, (x, target), dtype=dtype, device="twin")
+    close = 1e-4 if dtype == "fp32" else 6e-2
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            loss = _plain(expected, F.cross_entropy, theirs, x, target)
+        _assert_same(step(x, target), loss, close)
+    _assert_same(model.state_dict(), expected.state_dict(), close)
+    targets = {str(one.node.attributes.get("target", one.node.op)) for one in step.plan.fallbacks}
+    assert not [name for name in targets if "conv" in name or "norm" in name]
+    moved = [one.node.name for one in step.plan.steps if one.node.op == "convert" and one.node.shape[0] == 4]
+    assert len(moved) <= 16, "functions between layers on sequences keep channels innermost"
+    if dtype == "bf16":
+        assert not [name for name in targets if "mm" in name], "rows of 6 classes are 12 bytes, not 16"
+
+
 class _Transposed(nn.Module):
     """Transposed convolutions of every kind, each after an activation, on images that grow and shrink again."""
 

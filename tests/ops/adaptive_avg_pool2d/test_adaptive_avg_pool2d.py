@@ -17,6 +17,7 @@ from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2dProblem
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
 from tests import formulas
+from tests.support import check
 
 CPU = torch.device("cpu")
 PLAIN = AdaptiveAvgPool2dProblem(2, 24, 7, 7)
@@ -176,6 +177,31 @@ def test_opcheck() -> None:
     last = x.detach().contiguous(memory_format=torch.channels_last)
     for tensor in (x, last):
         torch.library.opcheck(torch.ops.escalade.adaptive_avg_pool2d.default, (tensor, [1, 1]))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(("sizes", "output"), [((37, 16), (3, 5)), ((9, 301), (2, 3)), ((5, 4), (7, 6))])
+def test_column_sums_are_right_for_every_config(
+    sizes: tuple[int, int], output: tuple[int, int], dtype: str, seed: int
+) -> None:
+    problem = AdaptiveAvgPool2dProblem(2, 5, *sizes, output, dtype=dtype)
+    operation = OPERATIONS["adaptive_avg_pool2d"]
+    rung = operation.ladder.rung("column_sums")
+    for config in rung.configs(problem):
+        check(operation, rung, problem, config, CPU, seed)
+
+
+def test_planes_that_are_not_averaged_as_a_whole_are_summed_by_columns() -> None:
+    outputs = ((1, 1), (1, 2), (7, 7))
+    chosen = [choose(OPERATIONS["adaptive_avg_pool2d"], replace(PLAIN, output=one), CPU) for one in outputs]
+    assert [one.rung.name for one in chosen] == ["lanes", "column_sums", "column_sums"]
+    assert {one.config.as_dict()["splits"] for one in chosen[1:]} == {1}
+
+
+def test_rows_wider_than_shared_memory_are_left_to_another_rung() -> None:
+    wide = replace(PLAIN, width=12289, output=(2, 2))
+    chosen = choose(OPERATIONS["adaptive_avg_pool2d"], wide, CPU)
+    assert chosen.rung.name == "lanes"
 
 
 @pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "linear"])

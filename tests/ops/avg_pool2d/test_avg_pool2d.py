@@ -107,3 +107,22 @@ def test_every_run_of_outputs(dtype: str, seed: int) -> None:
     rung = operation.ladder.rung("vectorised")
     for config in rung.configs(problem):
         check(operation, rung, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AvgPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2)),
+        AvgPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2), prologue="gain * x + shift"),
+        AvgPool2dProblem(2, 3, 9, 17, (3, 3), (2, 2)),
+        AvgPool2dProblem(2, 3, 8, 16, (3, 3), (2, 2), (1, 1)),
+        AvgPool2dProblem(2, 3, 9, 16, (3, 3), (2, 2), (1, 1), ceil_mode=True),
+        AvgPool2dProblem(3, 5, 1, 32, (1, 2), (1, 2), divisor=3),
+    ],
+    ids=lambda problem: problem.name,
+)
+def test_every_run_of_a_row(problem: AvgPool2dProblem, seed: int) -> None:
+    operation = OPERATIONS["avg_pool2d"]
+    rung = operation.ladder.rung("row_packs")
+    for config in rung.configs(problem):
+        check(operation, rung, problem, config, CPU, seed)

@@ -75,13 +75,26 @@ def test_every_split_of_rows_over_threads(rows: int, features: int, rms: bool, s
     problem = LayerNormProblem(rows, features, rms=rms, bias=not rms, dtype="fp16")
     rung = LAYER_NORM.ladder.rung("in_registers")
     for config in rung.configs(problem):
-        check(LAYER_NORM, rung, problem, config, torch.device("cpu"), seed)
+        check(LAYER_NORM, rung, problem, config, torch.device("cpu"), seed, TwinOptions(checks=True))
 
 
-def test_short_rows_are_read_by_whole_lines() -> None:
-    problem = LayerNormProblem(1 << 20, 64, dtype="fp16")
+@pytest.mark.parametrize(
+    ("features", "dtype", "wide", "expected"),
+    [
+        (64, "fp16", False, (8, 1, 2)),
+        (64, "fp16", True, (8, 1, 2)),
+        (768, "fp16", False, (32, 3, 1)),
+        (128, "fp32", False, (32, 1, 2)),
+        (4096, "fp32", False, (512, 2, 1)),
+        (3000, "fp32", False, (256, 3, 1)),
+    ],
+)
+def test_many_rows_have_one_or_two_packs_per_thread(
+    features: int, dtype: str, wide: bool, expected: tuple[int, int, int]
+) -> None:
+    problem = LayerNormProblem(65_536, features, dtype=dtype, wide=wide)
     config = LAYER_NORM.ladder.rung("in_registers").configs(problem)[0].as_dict()
-    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)
+    assert (config["row_threads"], config["packs"], config["rows"]) == expected
 
 
 _TYPES = [(x, y) for x in DTYPES for y in DTYPES]

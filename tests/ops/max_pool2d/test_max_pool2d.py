@@ -18,6 +18,7 @@ from escalade.ops.choose.choice import choose
 from escalade.ops.max_pool2d import MaxPool2dProblem, exact
 from escalade.ops.shared.pooling import random_inputs
 from tests import formulas
+from tests.support import check
 
 CPU = torch.device("cpu")
 PLAIN = MaxPool2dProblem(2, 8, 9, 9, (3, 3), (2, 2), (1, 1))
@@ -102,6 +103,26 @@ def test_the_preferred_rung_follows_layout_and_window() -> None:
         for p in (PLAIN, replace(PLAIN, layout="nhwc"), large)
     ]
     assert chosen == ["row_packs", "vectorised", "naive"]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MaxPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2)),
+        MaxPool2dProblem(2, 3, 8, 16, (2, 2), (2, 2), places=True),
+        MaxPool2dProblem(2, 3, 9, 16, (2, 2), (2, 2)),
+        MaxPool2dProblem(2, 3, 9, 17, (3, 3), (2, 2)),
+        MaxPool2dProblem(2, 3, 8, 16, (3, 3), (2, 2), (1, 1)),
+        MaxPool2dProblem(3, 5, 1, 32, (1, 2), (1, 2)),
+        MaxPool2dProblem(2, 3, 9, 15, (1, 1), (3, 2)),
+    ],
+    ids=lambda problem: problem.name,
+)
+def test_every_run_of_a_row(problem: MaxPool2dProblem, seed: int) -> None:
+    operation = OPERATIONS["max_pool2d"]
+    rung = operation.ladder.rung("row_packs")
+    for config in rung.configs(problem):
+        check(operation, rung, problem, config, CPU, seed)
 
 
 # --- the operator

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.device.run import TwinOptions
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
@@ -74,6 +75,29 @@ def test_few_results_are_shared_by_blocks() -> None:
     assert config["row_threads"] < 32 and config["splits"] == 1
 
 
+def test_columns_that_fill_the_card_take_one_launch() -> None:
+    rung = REDUCE.ladder.rung("columns")
+    for name, dtype, expected in (
+        ("sum_64x4096_b1024", "fp32", (128, 4, 32)),
+        ("sum_64x4096_b16", "fp32", (128, 4, 32)),
+        ("sum_64x4096_b2", "fp32", (128, 4, 8)),  # wider CTAs would leave SMs idle
+        ("max_256x1024_b16", "fp32", (256, 4, 16)),  # 128 threads would read 32 rows each
+    ):
+        config = rung.configs(ReduceProblem.parse(name, dtype))[0].as_dict()
+        assert config["splits"] == 1
+        assert (config["threads"], config["packs"], config["width"]) == expected, name
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("kind", ["sum", "var", "logsumexp"])
+@pytest.mark.parametrize(("reduced", "inner"), [(70, 7), (67, 40), (5, 264), (600, 3)])
+def test_every_width_of_columns(reduced: int, inner: int, kind: str, seed: int) -> None:
+    problem = ReduceProblem(kind, 2, reduced, inner, dtype="fp16")
+    rung = REDUCE.ladder.rung("columns")
+    for config in rung.configs(problem):
+        check(REDUCE, rung, problem, config, CPU, seed, TwinOptions(checks=True))
+
+
 @pytest.mark.share(4)
 @pytest.mark.parametrize("kind", ["sum", "var"])
 @pytest.mark.parametrize(("batch", "reduced"), [(37, 64), (300, 24), (19, 100), (5, 1000)])
@@ -86,4 +110,4 @@ def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, s
 
 def test_short_rows_are_read_by_whole_lines() -> None:
     config = REDUCE.ladder.rung("rows").configs(ReduceProblem("sum", 1 << 20, 64, dtype="fp16"))[0].as_dict()
-    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 4)
+    assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 2)

@@ -87,3 +87,19 @@ def test_walks_are_for_images_that_are_made_larger() -> None:
     assert choose(UPSAMPLE2D, smaller, torch.device("cpu")).rung.name == "vectorised"
     larger = replace(smaller, output=(8, 5))
     assert choose(UPSAMPLE2D, larger, torch.device("cpu")).rung.name == "walked"
+
+
+@pytest.mark.parametrize(
+    ("width", "outputs", "factor", "repeats"),
+    [(8, 16, 0.0, 2), (4, 16, 0.0, 4), (16, 16, 0.0, 1), (7, 14, 0.0, 0), (8, 24, 0.0, 0), (4, 16, 4.2, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["nearest", "nearest_exact"])
+def test_pixels_that_a_pack_repeats(
+    mode: str, width: int, outputs: int, factor: float, repeats: int, seed: int
+) -> None:
+    problem = Upsample2dProblem(2, 3, 3, width, (5, outputs), mode, factors=(0.0, factor))
+    rung = UPSAMPLE2D.ladder.rung("packs")
+    (config, *_) = rung.configs(problem)
+    (program,) = rung.recipe(problem, config).programs
+    assert dict(program.constants)["REPEATS"] == repeats
+    check(UPSAMPLE2D, rung, problem, config, torch.device("cpu"), seed)
