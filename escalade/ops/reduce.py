@@ -14,7 +14,7 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
 from escalade.ops.base.draw import Draw
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -125,6 +125,8 @@ _WIDTHS = (32, 16, 8)
 _THREADS = (128, 256, 512)
 _MOST_ROWS = 16
 """Rows per thread of which reading the last costs less than a second launch."""
+_FEW_ROWS = 32
+"""Most rows of an index that a thread reads alone, without a merge."""
 _WARP = 32
 _LANES = (1, 2, 4, 8, 16, 32)
 _COSTLY = ("var", "logsumexp")
@@ -150,6 +152,8 @@ class SharedConfig(Config):
 class ColumnsConfig(SharedConfig):
     width: int
     """Adjacent accesses per CTA."""
+    access: int = VECTOR_BYTES
+    """Most bytes per access."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +272,11 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         return _recipe(problem, call, splits)
 
 
+def _vector(problem: ReduceProblem, access: int) -> int:
+    """Return the results per access of at most `access` bytes."""
+    return min(widest_vector(problem.dtype, problem.inner), access // ELEMENT_BYTES[problem.dtype])
+
+
 @dataclass(frozen=True)
 class Columns(Rung[ReduceProblem, ColumnsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
@@ -290,11 +299,29 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         best = self._whole(p, threads, width)
         offered = [*split, best] if few and p.reduced // (threads // width) > _MOST_ROWS else [best, *split]
         others = [self._whole(p, threads, width) for width in widths for threads in _THREADS]
+        if p.kind in _INDEX_KINDS:
+            alone, shared = self._of_indices(p)
+            fills = p.results >= _BUSY_THREADS * sms
+            offered = [*alone, *offered] if fills and p.reduced <= _FEW_ROWS else [*offered, *alone]
+            others += shared
         return tuple(dict.fromkeys([*offered, *others]))
 
-    def _whole(self, problem: ReduceProblem, threads: int, width: int) -> ColumnsConfig:
+    def _of_indices(self, problem: ReduceProblem) -> tuple[list[ColumnsConfig], list[ColumnsConfig]]:
+        """Return configs with 16 bytes of int64 results per thread: adjacent threads store adjacent packs.
+
+        In the first ones a thread reads all rows of its results; in the others threads merge through smem.
+        """
+        access = 2 * ELEMENT_BYTES[problem.dtype]
+        across = problem.inner // _vector(problem, access)
+        alone = [self._whole(problem, threads, min(across, threads), access) for threads in _THREADS]
+        shared = [self._whole(problem, threads, min(across, _WIDTHS[0]), access) for threads in _THREADS]
+        return alone, shared
+
+    def _whole(
+        self, problem: ReduceProblem, threads: int, width: int, access: int = VECTOR_BYTES
+    ) -> ColumnsConfig:
         rows = problem.reduced // (threads // width)
-        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width)
+        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width, access)
 
     def _split(self, problem: ReduceProblem, width: int, across: int) -> list[ColumnsConfig]:
         """Offer as many CTAs per result as keep the card busy and have enough to do."""
@@ -307,7 +334,7 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         return offered
 
     def recipe(self, problem: ReduceProblem, config: ColumnsConfig) -> Recipe:
-        vector = widest_vector(problem.dtype, problem.inner)
+        vector = _vector(problem, config.access)
         across = ceil_div(problem.inner // vector, config.width)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
@@ -418,6 +445,7 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("logsumexp", 2, 40, 8),
         ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
         ReduceProblem("argmax", 3, 70, 40),
+        ReduceProblem("argmax", 2, 21, 262),
         ReduceProblem("argmin", 2, 1300, 8),
         ReduceProblem("argmax", 37, 21),
         ReduceProblem("argmin", 2, 40_960),
