@@ -324,7 +324,7 @@ def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[
         dtype = torch.promote_types(dtype, value.dtype)
     if kind.floating and not first.is_floating:
         raise SizeError(f"it takes floating-point inputs, not {dtype}")
-    _require_result(declared, _Spec(declared.sizes, dtype))
+    _require_result(declared, _Spec(declared.sizes, torch.int64 if kind.indices else dtype))
 
 
 def _expected_sizes(

@@ -1,4 +1,4 @@
-"""Reductions."""
+"""Reductions, also to the index of an extreme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
 from escalade.ops.base.draw import Draw
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
@@ -30,7 +30,9 @@ from escalade.ops.shared.rows import LAYOUTS, check_fields
 # --- the problem
 
 
-KINDS = ("sum", "mean", "max", "min", "var", "logsumexp")
+KINDS = ("sum", "mean", "max", "min", "var", "logsumexp", "argmax", "argmin")
+_INDEX_KINDS = ("argmax", "argmin")
+"""Kinds whose results are int64: the index of the first of the extremes, or of the first NaN if there is one."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,12 @@ class ReduceProblem(Named):
                 )
             object.__setattr__(self, "before", "" if expression.is_identity else expression.text)
         activation.normalize(self)
+        if self.kind in _INDEX_KINDS and (self.before or self.relu or self.activation):
+            raise UnsupportedError(f"{self.kind} takes no expressions: its result is an index")
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return torch.int64 if self.kind in _INDEX_KINDS else STORAGE[self.dtype]
 
     @property
     def results(self) -> int:
@@ -89,11 +97,16 @@ class ReduceProblem(Named):
 
     @property
     def bytes(self) -> int:
-        return (self.elements + self.results) * ELEMENT_BYTES[self.dtype]
+        return self.elements * ELEMENT_BYTES[self.dtype] + self.results * self.result_dtype.itemsize
 
     @property
     def rounding(self) -> float:
-        """A running sum, whose exponents are about 8 in a logsumexp; a variance has two sums, one of squares."""
+        """A running sum, whose exponents are about 8 in a logsumexp; a variance has two sums, one of squares.
+
+        Indices are exact.
+        """
+        if self.kind in _INDEX_KINDS:
+            return 0.0
         sums = 2 if self.kind == "var" else 1
         return sums * 2.0**-24 * (8 + math.sqrt(1 + self.reduced / 6))
 
@@ -112,6 +125,8 @@ _WIDTHS = (32, 16, 8)
 _THREADS = (128, 256, 512)
 _MOST_ROWS = 16
 """Rows per thread of which reading the last costs less than a second launch."""
+_FEW_ROWS = 32
+"""Most rows of an index that a thread reads alone, without a merge."""
 _WARP = 32
 _LANES = (1, 2, 4, 8, 16, 32)
 _COSTLY = ("var", "logsumexp")
@@ -137,6 +152,8 @@ class SharedConfig(Config):
 class ColumnsConfig(SharedConfig):
     width: int
     """Adjacent accesses per CTA."""
+    access: int = VECTOR_BYTES
+    """Most bytes per access."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +272,11 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         return _recipe(problem, call, splits)
 
 
+def _vector(problem: ReduceProblem, access: int) -> int:
+    """Return the results per access of at most `access` bytes."""
+    return min(widest_vector(problem.dtype, problem.inner), access // ELEMENT_BYTES[problem.dtype])
+
+
 @dataclass(frozen=True)
 class Columns(Rung[ReduceProblem, ColumnsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
@@ -277,11 +299,29 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         best = self._whole(p, threads, width)
         offered = [*split, best] if few and p.reduced // (threads // width) > _MOST_ROWS else [best, *split]
         others = [self._whole(p, threads, width) for width in widths for threads in _THREADS]
+        if p.kind in _INDEX_KINDS:
+            alone, shared = self._of_indices(p)
+            fills = p.results >= _BUSY_THREADS * sms
+            offered = [*alone, *offered] if fills and p.reduced <= _FEW_ROWS else [*offered, *alone]
+            others += shared
         return tuple(dict.fromkeys([*offered, *others]))
 
-    def _whole(self, problem: ReduceProblem, threads: int, width: int) -> ColumnsConfig:
+    def _of_indices(self, problem: ReduceProblem) -> tuple[list[ColumnsConfig], list[ColumnsConfig]]:
+        """Return configs with 16 bytes of int64 results per thread: adjacent threads store adjacent packs.
+
+        In the first ones a thread reads all rows of its results; in the others threads merge through smem.
+        """
+        access = 2 * ELEMENT_BYTES[problem.dtype]
+        across = problem.inner // _vector(problem, access)
+        alone = [self._whole(problem, threads, min(across, threads), access) for threads in _THREADS]
+        shared = [self._whole(problem, threads, min(across, _WIDTHS[0]), access) for threads in _THREADS]
+        return alone, shared
+
+    def _whole(
+        self, problem: ReduceProblem, threads: int, width: int, access: int = VECTOR_BYTES
+    ) -> ColumnsConfig:
         rows = problem.reduced // (threads // width)
-        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width)
+        return ColumnsConfig(threads, next((packs for packs in (4, 2) if packs <= rows), 1), 1, width, access)
 
     def _split(self, problem: ReduceProblem, width: int, across: int) -> list[ColumnsConfig]:
         """Offer as many CTAs per result as keep the card busy and have enough to do."""
@@ -294,7 +334,7 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         return offered
 
     def recipe(self, problem: ReduceProblem, config: ColumnsConfig) -> Recipe:
-        vector = widest_vector(problem.dtype, problem.inner)
+        vector = _vector(problem, config.access)
         across = ceil_div(problem.inner // vector, config.width)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
@@ -346,18 +386,22 @@ _BY_KIND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": lambda x: x.amax(1),
     "min": lambda x: x.amin(1),
     "logsumexp": lambda x: x.logsumexp(1),
+    "argmax": lambda x: x.argmax(1),
+    "argmin": lambda x: x.argmin(1),
 }
 
 
 def random_inputs(problem: ReduceProblem, draw: Draw) -> dict[str, torch.Tensor]:
-    """Normal around 1, so that sums do not cancel."""
+    """Normal around 1, so that sums do not cancel; for indices quarters, so that several elements are extreme."""
     p = problem
     x = 1 + draw.normal(p.batch, p.reduced, p.inner)
+    if p.kind in _INDEX_KINDS:
+        x = (4 * x).round().clamp(-4, 12) / 4
     return {"x": x.to(STORAGE[p.dtype])}
 
 
 def empty_output(problem: ReduceProblem, device: torch.device) -> torch.Tensor:
-    return torch.empty((problem.batch, problem.inner), dtype=STORAGE[problem.dtype], device=device)
+    return torch.empty((problem.batch, problem.inner), dtype=problem.result_dtype, device=device)
 
 
 def peer(problem: ReduceProblem, inputs: Tensors) -> torch.Tensor:
@@ -368,13 +412,17 @@ def peer(problem: ReduceProblem, inputs: Tensors) -> torch.Tensor:
     return activation.apply(problem, y)
 
 
+def exact(problem: ReduceProblem, inputs: Tensors) -> torch.Tensor:
+    return in_float64(peer)(problem, inputs).double()
+
+
 # --- the operation
 
 
 class Reduce(Operation[ReduceProblem]):
     name = "reduce"
     problem = ReduceProblem
-    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
     ladder = Ladder("reduce", (NAIVE, ROWS, COLUMNS))
     problems = (
         ReduceProblem("max", 32, 3136, 256),
@@ -382,9 +430,10 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("sum", 32, 802_816, before="x * x", activation="sqrt(x)"),
         ReduceProblem("var", 1, 100_352, 64, correction=1.0),
         ReduceProblem("logsumexp", 10_000, 1000),
+        ReduceProblem("argmax", 8, 21, 262_144),
     )
     """The maximum of each channel of an image, the mean over channels, the norm of an image, the variance of a channel
-    in a batch, and the denominator of log_softmax."""
+    in a batch, the denominator of log_softmax, and the class of each pixel."""
     small_problems = (
         ReduceProblem("sum", 3, 5, 7),
         ReduceProblem("mean", 37, 24),
@@ -395,6 +444,11 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("logsumexp", 4, 1000),
         ReduceProblem("logsumexp", 2, 40, 8),
         ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
+        ReduceProblem("argmax", 3, 70, 40),
+        ReduceProblem("argmax", 2, 21, 262),
+        ReduceProblem("argmin", 2, 1300, 8),
+        ReduceProblem("argmax", 37, 21),
+        ReduceProblem("argmin", 2, 40_960),
     )
     """Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and
     expressions on both sides."""
@@ -420,7 +474,10 @@ def reduce(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """Sum, mean, max, min, var or logsumexp over the dimensions from `first` to `last`, which are removed.
+    """Reduce the dimensions from `first` to `last`, which are removed.
+
+    `kind` is sum, mean, max, min, var, logsumexp, argmax or argmin. An argmax or argmin is an int64 index into the
+    flattened reduced dimensions, as PyTorch returns it: the first of equal elements, and the first NaN.
 
     `before` is an expression in x applied to each element, such as `x * x`, and `activation` one applied to each
     result. `rung` names a rung of the ladder.
@@ -448,7 +505,8 @@ def _plan(
             kind, outer, inside, max(1, inner), correction, before, activation=activation, dtype=dtype
         )
 
-    return CallPlan(REDUCE, lambda: x.new_empty((*x.shape[:begin], *x.shape[end:])), problem)
+    dtype = torch.int64 if kind in _INDEX_KINDS else x.dtype
+    return CallPlan(REDUCE, lambda: x.new_empty((*x.shape[:begin], *x.shape[end:]), dtype=dtype), problem)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

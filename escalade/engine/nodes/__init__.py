@@ -37,7 +37,7 @@ from escalade.engine.nodes.pools import (
     MaxPool2dBackward,
 )
 from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle, Shuffle
-from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.reduce import ArgReduce, Reduce
 from escalade.engine.nodes.side_outputs import SideOutput
 from escalade.engine.nodes.stem import FewChannels, Stem
 from escalade.engine.nodes.upsample2d import FilterSums, Upsample2d, Upsample2dBackward
@@ -78,6 +78,7 @@ OPERATORS: tuple[Operator, ...] = (
     Add(),
     Pointwise(),
     Reduce(),
+    ArgReduce(),
     CrossEntropy(),
     PointwiseLoss(),
     Reshape(),

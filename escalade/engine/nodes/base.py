@@ -153,7 +153,10 @@ class Operator(ABC):
         return {}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        """Return the problem of Escalade's that computes a floating-point node; None: PyTorch computes it."""
+        """Return the problem of Escalade's that computes a node; None: PyTorch computes it.
+
+        The result is floating-point, or indices if the signature says so.
+        """
         return None
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:

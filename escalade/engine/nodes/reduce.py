@@ -19,6 +19,7 @@ from escalade.engine.nodes.base import (
     Tensors,
     activate,
     activation_of,
+    match_aten,
 )
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
@@ -66,6 +67,7 @@ _KINDS: Mapping[str, _Kind] = {
     "norm2": _Kind(_norm(2.0), "sum", "x * x", "sqrt(x)"),
     "norm_inf": _Kind(_norm(math.inf), "max", "abs(x)"),
 }
+_INDEX_KINDS = {"argmax": torch.argmax, "argmin": torch.argmin}
 _NORMS = {1.0: "norm1", 2.0: "norm2", math.inf: "norm_inf"}
 _LOSS_REDUCTIONS = {1: "mean", 2: "sum"}
 """Reductions of losses, by PyTorch's numbers."""
@@ -196,6 +198,60 @@ class Reduce(Operator):
             dtype=forms.stored,
         )  # fmt: skip
         return Lowered(REDUCE, problem)
+
+
+class ArgReduce(Operator):
+    """y = index of the largest or smallest element of x along one dimension, or in flattened x, as int64."""
+
+    name = "arg_reduce"
+    signature = Signature(
+        {"x": ANY},
+        {
+            "kind": one_of(*_INDEX_KINDS),
+            "dims": Attribute(
+                "one dimension, or all in order", lambda value: bool(value) and _are_dims(value)
+            ),
+            "keepdim": FLAG,
+        },
+        indices=True,
+    )
+
+    @match_aten("argmax", "argmin", "max", "min")
+    def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match argmax and argmin, and the indices of max and min along a dimension."""
+        x, name = call.value("self"), node.calls.removeprefix("arg")
+        if x is None or node.dtype != "int64" or node.attributes.get("result", 1) != 1 or graph.typed:
+            return None
+        rank = len(graph.shape_of(x))
+        if not rank or not graph.dtype_of(x).is_floating_point or call.value("other") is not None:
+            return None
+        dim = call("dim")
+        dims = tuple(range(rank)) if dim is None else (dim % rank,)
+        keepdim = bool(call("keepdim", False))
+        return self.instead_of(node, {"x": x}, kind=f"arg{name}", dims=dims, keepdim=keepdim)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x, dims = inputs["x"], node.attributes["dims"]
+        reduce = _INDEX_KINDS[node.attributes["kind"]]
+        if len(dims) == x.dim():
+            return reduce(x).reshape([1] * x.dim() if node.attributes["keepdim"] else [])
+        (dim,) = dims
+        return reduce(x, dim, node.attributes["keepdim"])
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        """Read an NHWC image only over its channels: indices are in PyTorch's order."""
+        is_read = given.get("x") == "nhwc" and node.attributes["dims"] == (1,)
+        return Layouts("nhwc" if is_read else "nchw", "nchw")
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.inputs["x"])
+        dims = node.attributes["dims"]
+        if 0 in form.shape or (form.layout == "nhwc" and dims != (1,)):
+            return None
+        sizes = _split_sizes(form.shape, form.order, node.with_attributes(keepdim=False))
+        if sizes is None:
+            return None
+        return Lowered(REDUCE, ReduceProblem(node.attributes["kind"], *sizes, dtype=forms.stored))
 
 
 def _is_loss(node: Node) -> bool:

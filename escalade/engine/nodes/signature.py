@@ -48,6 +48,8 @@ class Signature:
     """True if the operator is for floating-point numbers only."""
     masks: bool = False
     """True if inputs may be bool and uint8 too, and the result bool."""
+    indices: bool = False
+    """True if the result is int64, whatever the dtype of the inputs."""
     repeated: Role | None = None
     """Role of x0, x1 and so on, for an operator with any number of inputs."""
 

@@ -71,7 +71,8 @@ class StepChoices:
         if side_output is not None:
             producer = self.of(self._nodes[side_output.node])
             return PlanStep(node, side_output=side_output) if producer.recipe else PlanStep(node)
-        forms = self._forms.of(node) if node.is_floating and self._inputs_have_node_dtype(node) else None
+        may_lower = node.is_floating or (operator.signature is not None and operator.signature.indices)
+        forms = self._forms.of(node) if may_lower and self._inputs_have_node_dtype(node) else None
         try:
             lowered = None if forms is None else operator.lower(node, forms)
             choice = None if lowered is None else self._choice(lowered)

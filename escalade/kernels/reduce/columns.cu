@@ -20,7 +20,7 @@ constexpr int HEIGHT = THREADS / WIDTH;  // rows that the CTA loads with one acc
 constexpr int FOLD = 8;
 
 template <int ROWS>
-__device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Element* from, long long step) {
+__device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Element* from, long long step, int row) {
     Pack<Element, VECTOR> packs[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) packs[i] = load_pack<Element, VECTOR>(from + i * step);
@@ -29,12 +29,12 @@ __device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Elem
         float values[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) values[i] = element_of(to_float(packs[i].at[e]));
-        take(states[e], values);
+        take(states[e], values, [&](int i) { return row + i * HEIGHT; });
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_columns(const Element* x, Element* y, State* partial, int across, long long results, int reduced,
+    reduce_columns(const Element* x, Result* y, State* partial, int across, long long results, int reduced,
                    int inner, int per_split, float divisor) {
     __shared__ float parts[MEMBERS][VECTOR][THREADS];
     wait_for_previous_launch();
@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const long long step = 1LL * HEIGHT * inner;
         int row = blockIdx.y * per_split + row_in_block;
         for (; row + (PACKS - 1) * HEIGHT < end; row += PACKS * HEIGHT)
-            take_rows_of<PACKS>(states, from + 1LL * row * inner, step);
-        for (; row < end; row += HEIGHT) take_rows_of<1>(states, from + 1LL * row * inner, step);
+            take_rows_of<PACKS>(states, from + 1LL * row * inner, step, row);
+        for (; row < end; row += HEIGHT) take_rows_of<1>(states, from + 1LL * row * inner, step, row);
     }
 
     // Each round writes other rows of `parts` than those that slower threads still read: one barrier is enough.
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) partial[blockIdx.y * results + at + e] = states[e];
     } else {
-        Pack<Element, VECTOR> pack;
+        Pack<Result, VECTOR> pack;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) pack.at[e] = finished(states[e], divisor);
         store_pack(y + at, pack);

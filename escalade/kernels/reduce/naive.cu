@@ -9,7 +9,7 @@
 // Elements to a partial result. A running sum of a million squares is 2^24 times some of them: rounding drops those.
 constexpr int PART = 1024;
 
-extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long results, int reduced, int inner,
+extern "C" __global__ void reduce_naive(const Element* x, Result* y, long long results, int reduced, int inner,
                                         float divisor) {
     wait_for_previous_launch();
     const long long result = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
@@ -21,7 +21,7 @@ extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long 
         State part;
         for (const int end = min(r + PART, reduced); r < end; ++r) {
             const float value[1] = {element_of(to_float(from[1LL * r * inner]))};
-            take(part, value);
+            take(part, value, [&](int) { return r; });
         }
         state = merged(state, part);
     }

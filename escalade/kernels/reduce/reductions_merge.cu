@@ -12,7 +12,7 @@ constexpr int LANES = 32;     // lanes: lanes per result
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_reductions_merge(const State* partial, Element* y, long long results, int splits, float divisor) {
+    reduce_reductions_merge(const State* partial, Result* y, long long results, int splits, float divisor) {
     wait_for_previous_launch();
     const long long result = 1LL * blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;

@@ -40,12 +40,14 @@ __device__ __forceinline__ void take_packs(State (&states)[ROWS], const Element*
         for (int i = 0; i < COUNT; ++i)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) values[i * VECTOR + e] = element_of(to_float(packs[r][i].at[e]));
-        take(states[r], values);
+        take(states[r], values, [&](int i) {
+            return (pack + i / VECTOR * ROW_THREADS) * VECTOR + i % VECTOR;
+        });
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_rows(const Element* x, Element* y, State* partial, int rows, int packs, int per_split, float divisor) {
+    reduce_rows(const Element* x, Result* y, State* partial, int rows, int packs, int per_split, float divisor) {
     wait_for_previous_launch();
     const int first_row = blockIdx.x * (GROUPS * ROWS) + threadIdx.x / ROW_THREADS;
     const int thread = threadIdx.x % ROW_THREADS;

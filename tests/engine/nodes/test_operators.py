@@ -159,6 +159,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     ),
     "pointwise_loss": lambda: Example(_Difference(8, 8, 1), (8, 5, 5), in_step=True),
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
+    "arg_reduce": lambda: Example(Call(lambda x: x.argmax(1)), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "log_softmax": lambda: Example(nn.LogSoftmax(-1), (16,)),
     "attention": lambda: Example(_attention(), (2, 5, 16)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.capture.export import capture
+from escalade.engine.compiler import load
 from escalade.engine.engine import Engine
 from escalade.engine.passes import optimize
 from escalade.ops.base.card import TWIN
@@ -93,9 +95,51 @@ def test_an_image_is_reduced_in_its_layout(function: Function) -> None:
         lambda x: torch.linalg.vector_norm(x, 3.0, dim=1),
         lambda x: x.sum(1, dtype=torch.float64).float(),
         lambda x: (x > 0).sum(1).float(),
-        lambda x: x.max(1).indices.float(),
     ],
 )
 def test_reductions_that_are_left_to_pytorch(function: Function) -> None:
     graph = capture(Call(function), (torch.randn(2, 8, 3, 5),))
     assert "reduce" not in {node.op for node in optimize(graph, "fp32")}
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.argmax(1),
+        lambda x: x.argmin(1, keepdim=True),
+        lambda x: x.argmax(-2),
+        lambda x: x.argmin(2, keepdim=True),
+        lambda x: x.argmax(0),
+        lambda x: x.argmax(),
+        lambda x: x.argmin(keepdim=True),
+        lambda x: x.max(1).indices,
+        lambda x: x.min(-1).indices.float() + 1,
+    ],
+)
+def test_an_index_is_exactly_that_of_pytorch(function: Function, layout: str, tmp_path: pathlib.Path) -> None:
+    """Of ties and NaN too, in both layouts and in saved engines."""
+    model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
+    x = torch.randn(2, 8, 3, 5).mul(2).round()
+    x[0, 3, 1, 2] = x[0, 5, 1, 2] = x[1, 7, 2, 4] = torch.nan
+    x = x.contiguous(memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format)
+    engine = Engine(capture(model, (x,)), "fp32", "twin")
+    engine.save(tmp_path / "index.engine")
+    for one in (engine, load(tmp_path / "index.engine", device="twin")):
+        (step,) = (step for step in one.plan_for(TWIN, x).steps if step.node.op == "arg_reduce")
+        assert step.lowered is not None and not step.in_pytorch
+        found, expected = one(x), model(x)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_an_image_in_nhwc_has_the_index_of_its_channels_without_conversion() -> None:
+    model = Call(lambda x: F.interpolate(x, scale_factor=2.0).argmax(1))
+    x = torch.randn(2, 8, 3, 5).to(memory_format=torch.channels_last)
+    steps = Engine(capture(model, (x,)), "fp32", "twin").plan_for(TWIN, x).steps
+    assert [step.node.op for step in steps] == ["upsample2d", "arg_reduce"]
+    assert steps[1].lowered is not None and steps[1].lowered.problem.name == "argmax_8x1_b120"
+
+
+def test_indices_of_whole_numbers_are_left_to_pytorch() -> None:
+    graph = capture(Call(lambda x: (x * 2).int().argmax(1)), (torch.randn(2, 8),))
+    assert "arg_reduce" not in {node.op for node in graph}

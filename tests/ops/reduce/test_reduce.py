@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.device.run import TwinOptions
+from escalade.device.run import TwinOptions, bind
 from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
 from escalade.ops.reduce import REDUCE, ReduceProblem
+from escalade.tune.verification import poisoned_workspaces
 from tests.support import check, label
 
 CPU = torch.device("cpu")
@@ -24,6 +25,8 @@ def test_a_range_of_dimensions() -> None:
     length = ops.reduce(x, "sum", 1, 1, before="x * x", activation="sqrt(x)")
     torch.testing.assert_close(length, torch.linalg.vector_norm(x, 2, 1))
     assert ops.reduce(x[:0], "mean", 1, 1).shape == (0, 4, 5)
+    assert torch.equal(ops.reduce(x, "argmax", 1, 2), x.flatten(1, 2).argmax(1))
+    assert torch.equal(ops.reduce(x, "argmin", 0, -1), x.argmin())
 
 
 def test_the_gradient_is_pytorchs() -> None:
@@ -52,7 +55,39 @@ def test_a_logsumexp_of_nothing_likely_is_minus_infinity() -> None:
     assert ops.reduce(x, "logsumexp").eq(-torch.inf).all()
 
 
+@pytest.mark.share(4)
+@pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("reduced", [21, 6000])
+def test_an_index_is_that_of_the_first_extreme(rung: Rung[ReduceProblem], kind: str, reduced: int) -> None:
+    """As in PyTorch, NaN is the extreme of both kinds, and zeros are equal whatever their signs."""
+    x = torch.randn(9, reduced).mul(2).round().clamp(-3, 3)
+    x[0, 3], x[0, 7] = torch.nan, torch.nan
+    x[1, 5], x[1, 9], x[2, 4], x[2, 20] = torch.inf, torch.inf, -torch.inf, -torch.inf
+    x[3], x[4], x[5] = torch.inf, -torch.inf, torch.nan
+    x[6] = 0.0
+    x[6, ::2] = -0.0
+    x[7, reduced - 1] = torch.nan
+    on_columns = rung.name == "columns"
+    problem = ReduceProblem(kind, 1, reduced, 9) if on_columns else ReduceProblem(kind, 9, reduced)
+    given = x.T.contiguous() if on_columns else x
+    configs = rung.configs(problem)
+    assert (
+        rung.name == "naive"
+        or reduced < 6000
+        or any(len(rung.recipe(problem, one).steps) == 2 for one in configs)
+    )
+    expected = getattr(torch, kind)(x, 1)
+    for config in configs:
+        y = torch.full((9,), -1)
+        recipe = rung.recipe(problem, config)
+        bind(recipe, {"x": given, "y": y, **poisoned_workspaces(recipe, CPU)}, problem.name, TwinOptions())()
+        assert torch.equal(y, expected), config
+
+
 def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(UnsupportedError, match="argmin takes no expressions"):
+        ops.reduce(torch.randn(2, 8), "argmin", before="x * x")
     with pytest.raises(UnsupportedError, match="kind 'median'"):
         ops.reduce(torch.randn(2, 8), "median")
     with pytest.raises(UnsupportedError, match="dimensions 1 to 0 of 2"):
