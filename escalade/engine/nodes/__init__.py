@@ -20,7 +20,14 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.losses import CrossEntropy, PointwiseLoss
 from escalade.engine.nodes.mlp import Mlp, MlpBackward, SqueezeExcite
 from escalade.engine.nodes.movement import Move
-from escalade.engine.nodes.norms import GroupNorm, LayerNorm, LayerNormBackward, LogSoftmax, Softmax
+from escalade.engine.nodes.norms import (
+    GroupNorm,
+    LayerNorm,
+    LayerNormBackward,
+    LogSoftmax,
+    Softmax,
+    SoftmaxBackward,
+)
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import (
     AdaptiveAvgPool2d,
@@ -52,6 +59,7 @@ OPERATORS: tuple[Operator, ...] = (
     GroupNorm(),
     Softmax(),
     LogSoftmax(),
+    SoftmaxBackward(),
     Attention(),
     Linear(),
     Mlp(),
