@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -96,7 +96,7 @@ class SoftmaxBackwardProblem(Named):
 # --- rungs
 
 
-def _program(source: str, problem: SoftmaxBackwardProblem, **scope: object) -> Program:
+def _program(source: str, problem: SoftmaxBackwardProblem, **scope: Any) -> Program:
     return Program.of(f"softmax_backward/{source}.cu", problem=problem, **scope)
 
 
@@ -123,6 +123,7 @@ _MOST_THREADS = 1024
 _NARROW_THREADS = 128
 """Threads per CTA where a row takes at most a warp."""
 _LINE_BYTES = 128
+_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class InRegisters(Rung[SoftmaxBackwardProblem, RegistersConfig]):
         return columns.refusal_of_dense(self.name, problem.inner)
 
     def configs(self, problem: SoftmaxBackwardProblem) -> tuple[RegistersConfig, ...]:
-        """For many rows prefer no idle threads, accesses of whole cache lines, and few packs per thread."""
+        """For many rows prefer no idle threads, accesses of whole cache lines, and one or two packs per thread."""
         offered, width = self._offered(problem), _width(problem)
         if self._few_rows(problem):
             return offered
@@ -143,7 +144,8 @@ class InRegisters(Rung[SoftmaxBackwardProblem, RegistersConfig]):
         def rank(config: RegistersConfig) -> tuple[int, bool, int]:
             accessed = config.row_threads * width * ELEMENT_BYTES[problem.dtype]
             idle = config.row_threads * config.packs * width - problem.classes
-            return idle, config.packs > 1 and accessed < _LINE_BYTES, config.packs
+            packs = config.packs if config.row_threads <= _WARP else max(2, config.packs)
+            return idle, config.packs > 1 and accessed < _LINE_BYTES, packs
 
         return tuple(sorted(offered, key=rank))
 
@@ -260,7 +262,7 @@ class SoftmaxBackward(Operation[SoftmaxBackwardProblem]):
     problems = (
         SoftmaxBackwardProblem(10_000, 1000),
         SoftmaxBackwardProblem(602_112, 49),
-        SoftmaxBackwardProblem(602_112, 49, gradient="fp16", output="fp16"),
+        SoftmaxBackwardProblem(602_112, 49, gradient="fp16"),
         SoftmaxBackwardProblem(75_648, 197, gradient="fp16", output="fp16"),
         SoftmaxBackwardProblem(65_536, 256),
         SoftmaxBackwardProblem(64, 64, inner=4096),
