@@ -46,6 +46,7 @@ from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.reduce import REDUCE, reduce
 from escalade.ops.relu import RELU, relu, relu_
 from escalade.ops.softmax import SOFTMAX, softmax
+from escalade.ops.softmax_backward import SOFTMAX_BACKWARD
 from escalade.ops.squeeze_excite import SQUEEZE_EXCITE, squeeze_excite
 from escalade.ops.stem import STEM
 from escalade.ops.top_k import TOP_K, top_k
@@ -90,6 +91,7 @@ OPERATIONS: dict[str, Operation] = {
         GROUP_NORM_BACKWARD,
         REDUCE,
         SOFTMAX,
+        SOFTMAX_BACKWARD,
         ATTENTION,
         TOP_K,
         POINTWISE_LOSS,

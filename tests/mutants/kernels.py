@@ -118,8 +118,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "layer_norm/in_registers.cu",
         "layer-norm-without-epsilon",
-        "rsqrtf(sum_of_row<1>(squares) * one_over_features + epsilon)",
-        "rsqrtf(sum_of_row<1>(squares) * one_over_features)",
+        "rsqrtf(sum_over_row_threads<ROW_THREADS, 1>(squares) * one_over_features + epsilon)",
+        "rsqrtf(sum_over_row_threads<ROW_THREADS, 1>(squares) * one_over_features)",
     ),
     _of(
         "reduce/columns.cu",

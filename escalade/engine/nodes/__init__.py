@@ -27,6 +27,7 @@ from escalade.engine.nodes.norms import (
     LayerNormBackward,
     LogSoftmax,
     Softmax,
+    SoftmaxBackward,
 )
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import (
@@ -60,6 +61,7 @@ OPERATORS: tuple[Operator, ...] = (
     GroupNormBackward(),
     Softmax(),
     LogSoftmax(),
+    SoftmaxBackward(),
     Attention(),
     Linear(),
     Mlp(),

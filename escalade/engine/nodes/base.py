@@ -27,8 +27,9 @@ Match = Node | str | None
 Matcher = Callable[[Node, "AtenCall", Graph], Match]
 _Method = TypeVar("_Method", bound=Callable[..., Match])
 RELU = Expression.apply("relu", "x")
-CAPTURE, FOLDED = "capture", "folded"
-"""Phases of matching: while a model is captured, and after constants are folded, for layers with computed weights."""
+CAPTURE, FOLDED, UNFUSED = "capture", "folded", "unfused"
+"""Phases of matching: while a model is captured; after constants are folded, for layers with computed weights; and in a
+training step, for what losses have not been fused with."""
 
 
 class AtenCall:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, name_of
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.aten import IDENTITIES
-from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher
+from escalade.engine.nodes.base import CAPTURE, FOLDED, UNFUSED, AtenCall, Matcher
 from escalade.engine.nodes.composites import COMPOSITES, FOLDED_COMPOSITES, composite_matcher
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
@@ -23,7 +25,7 @@ def _matchers(phase: str) -> dict[str, Matcher]:
 
 
 MATCHERS: dict[str, Matcher] = {**_matchers(CAPTURE), **IDENTITIES}
-_FOLDED_MATCHERS = _matchers(FOLDED)
+_FOLDED_MATCHERS, _UNFUSED_MATCHERS = _matchers(FOLDED), _matchers(UNFUSED)
 _COMPOSITES: dict[str, Matcher] = {
     name: composite_matcher(composite, lambda *call: match_captured(*call))
     for name, composite in COMPOSITES.items()
@@ -57,8 +59,17 @@ def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> N
 
 def match_folded(graph: Graph) -> None:
     """Match layers and matrix products whose weights the model computes; these are constants now."""
+    _match_again(graph, _FOLDED_MATCHERS, _FOLDED_COMPOSITES)
+
+
+def match_unfused(graph: Graph) -> None:
+    """Match the logarithms of softmax, and their gradients, that no loss was fused with."""
+    _match_again(graph, _UNFUSED_MATCHERS)
+
+
+def _match_again(graph: Graph, *tables: Mapping[str, Matcher]) -> None:
     for node in graph:
-        matchers = [each.get(node.calls) for each in (_FOLDED_MATCHERS, _FOLDED_COMPOSITES)]
+        matchers = [each.get(node.calls) for each in tables]
         if not any(matchers) or _is_empty(node, graph) or _is_double(node, graph):
             continue
         before = set(graph.nodes)

@@ -15,6 +15,7 @@ from escalade.engine.graph.graph import Graph, Node, dtype_name, product
 from escalade.engine.nodes.base import (
     CAPTURE,
     FOLDED,
+    UNFUSED,
     AtenCall,
     Layouts,
     Match,
@@ -49,6 +50,7 @@ from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, Layer
 from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, ROUNDED, LayerNormBackwardProblem, gradients
 from escalade.ops.shared.columns import MOST_LENGTH
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
+from escalade.ops.softmax_backward import SOFTMAX_BACKWARD, TENSORS, SoftmaxBackwardProblem, gradient_of
 
 _PARAMETERS = ("weight", "bias")
 _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
@@ -61,13 +63,16 @@ _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 class _RowOperator(Operator):
     """A node that computes each row, or the channels of each pixel, independently."""
 
+    most_channels: ClassVar[int] = MOST_LENGTH
+    """Most channels that kernels for strided channels hold."""
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return PyTorch's order for rows; for channels, any layout if kernels for strided channels can hold them."""
         if not node.attributes.get("of_channels"):
             return Layouts("nchw", "nchw")
         channels = node.shape[1]
         assert isinstance(channels, int)
-        return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
+        return Layouts.common(given) if channels <= self.most_channels else Layouts("nhwc", "nhwc")
 
 
 def _adjacent_rows(node: Node, form: Form) -> int:
@@ -408,7 +413,43 @@ def _group_norm_problem(node: Node, shape: Sequence[int]) -> GroupNormBackwardPr
     )
 
 
-class _RowSoftmax(_RowOperator):
+class _AnySoftmax(_RowOperator):
+    """Softmax, its logarithm or the gradient of one, over the last dimension or over the channels of images."""
+
+    def _over(
+        self, node: Node, inputs: Mapping[str, str], dim: object, graph: Graph, **attributes: object
+    ) -> Match:
+        """Match it over any dimension: with others after it, as the channels of images one column wide."""
+        rank = len(node.shape)
+        if not rank or not isinstance(dim, int):
+            return None
+        dim %= rank
+        of_channels = rank == 4 and dim == 1
+        if of_channels or dim == rank - 1:
+            return self.instead_of(node, inputs, of_channels=of_channels, **attributes)
+        outer, classes, inner = node.shape[:dim], node.shape[dim], node.shape[dim + 1 :]
+        if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
+            return None
+        shape = (product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
+        images = {}
+        for role, name in inputs.items():
+            suffix = "image" if len(inputs) == 1 else f"{role}_image"
+            dtype = dtype_name(graph.dtype_of(name))
+            image = Reshape.node(f"{node.name}_{suffix}", {"x": name}, {}, shape, dtype)
+            images[role] = graph.add(image)
+        attributes = {"of_channels": True, **attributes}
+        made = self.node(f"{node.name}_of_channels", images, attributes, shape, node.dtype)
+        return Reshape.instead_of(node, {"x": graph.add(made)})
+
+
+def _row_sizes(node: Node, form: Form) -> dict[str, int]:
+    """Return the sizes of a problem on rows, or on the channels of images."""
+    classes = form.shape[1 if node.attributes["of_channels"] else -1]
+    inner = _adjacent_rows(node, form)
+    return {"batch": prod(form.shape) // max(1, classes * inner), "classes": classes, "inner": inner}
+
+
+class _RowSoftmax(_AnySoftmax):
     """Softmax or its logarithm, over the last dimension or over the channels of images, then any expression."""
 
     signature = Signature({"x": ROWS}, {"of_channels": FLAG})
@@ -416,24 +457,10 @@ class _RowSoftmax(_RowOperator):
     is_log: ClassVar[bool]
 
     def _match_any_dim(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        x, rank, dim = call.value("self"), len(node.shape), call("dim")
-        if x is None or call.converts(x, graph) or not rank or not isinstance(dim, int):
-            return None
-        dim %= rank
-        of_channels = rank == 4 and dim == 1
-        if of_channels or dim == rank - 1:
-            return self.instead_of(node, {"x": x}, of_channels=of_channels)
-        return self._match_inner(node, x, dim, graph)
-
-    def _match_inner(self, node: Node, x: str, dim: int, graph: Graph) -> Match:
-        """Match a dimension with others after it as the channels of images one column wide."""
-        outer, classes, inner = node.shape[:dim], node.shape[dim], node.shape[dim + 1 :]
-        if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
-            return None
-        shape = (product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
-        image = {"x": graph.add(Reshape.node(f"{node.name}_image", {"x": x}, {}, shape, node.dtype))}
-        made = self.node(f"{node.name}_of_channels", image, {"of_channels": True}, shape, node.dtype)
-        return Reshape.instead_of(node, {"x": graph.add(made)})
+        x = call.value("self")
+        return (
+            None if x is None or call.converts(x, graph) else self._over(node, {"x": x}, call("dim"), graph)
+        )
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         function = torch.log_softmax if self.is_log else torch.softmax
@@ -447,10 +474,7 @@ class _RowSoftmax(_RowOperator):
         return super().sizes(sizes, attributes)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
-        form = forms.value(node.name)
-        classes = form.shape[1 if node.attributes["of_channels"] else -1]
-        inner = _adjacent_rows(node, form)
-        sizes = {"batch": prod(form.shape) // max(1, classes * inner), "classes": classes, "inner": inner}
+        sizes = _row_sizes(node, forms.value(node.name))
         return Lowered(
             SOFTMAX, problem_from(SoftmaxProblem, node, **sizes, dtype=forms.stored, log=self.is_log)
         )
@@ -475,5 +499,50 @@ class LogSoftmax(_RowSoftmax):
 
     @match_aten("log_softmax", "_log_softmax", "special_log_softmax")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        """Match it in inference; a training step has the loss and its gradient in one operation."""
+        """Match it in inference; a training step has most losses and their gradients in one operation."""
         return None if graph.typed else self._match_any_dim(node, call, graph)
+
+    @match_aten("_log_softmax", phases=(UNFUSED,))
+    def _match_unfused(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match_any_dim(node, call, graph)
+
+
+class SoftmaxBackward(_AnySoftmax):
+    """dx of a softmax, or of its logarithm, from its result and the gradient of that."""
+
+    name = "softmax_backward"
+    values = ("gradient", "softmax")
+    most_channels = MOST_LENGTH // TENSORS
+    mixes_types = True
+    computes_in_fp32 = True
+    takes_casts = True
+
+    @match_aten("_softmax_backward_data")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match_gradient(node, call, graph, log=False)
+
+    @match_aten("_log_softmax_backward_data", phases=(UNFUSED,))
+    def _match_log(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match_gradient(node, call, graph, log=True)
+
+    def _match_gradient(self, node: Node, call: AtenCall, graph: Graph, log: bool) -> Match:
+        gradient, y = call.value("grad_output"), call.value("output")
+        if gradient is None or y is None or not graph.typed:
+            return None
+        return self._over(node, {"gradient": gradient, "softmax": y}, call("dim"), graph, log=log)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        gradient, y = (inputs[role].float() for role in self.values)
+        dim = 1 if node.attributes["of_channels"] else -1
+        return gradient_of(gradient, y, dim, node.attributes["log"]).to(getattr(torch, node.dtype))
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        gradient, y = (NAMES.get(forms.value(node.inputs[role]).dtype) for role in self.values)
+        if gradient is None or y is None:
+            return None
+        types = {"gradient": gradient, "output": forms.stored}
+        own = {field: "" if dtype == y else dtype for field, dtype in types.items()}
+        sizes = _row_sizes(node, forms.value(node.name))
+        problem = problem_from(SoftmaxBackwardProblem, node, **sizes, **own, dtype=y)
+        in_place = "gradient" if problem.read == problem.result else None
+        return Lowered(SOFTMAX_BACKWARD, problem, in_place=in_place)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes.matching import match_folded
+from escalade.engine.nodes.matching import match_folded, match_unfused
 from escalade.engine.passes.attention import recognize_attention
 from escalade.engine.passes.carried_ranges import collect_ranges, note_ranges
 from escalade.engine.passes.casts import (
@@ -142,6 +142,7 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("upsample2d", fuse_upsampling),
     ("upsample2d_backward", fuse_upsampling_gradients),
     ("cross_entropy", fuse_cross_entropy),
+    ("log_softmax", match_unfused),
     ("mlp_backward", widen_mlp_gradients),
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),

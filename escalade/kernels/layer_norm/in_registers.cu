@@ -6,7 +6,7 @@
 // Limiter: memory, each element is read and written once.
 //
 // Rung: `in_registers`. Read layer_norm.cuh.
-#include "common/warp.cuh"
+#include "common/row_sums.cuh"
 #include "layer_norm/layer_norm.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
@@ -21,7 +21,6 @@ constexpr bool FULL = true;      // full: every thread has PACKS packs of its ro
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 constexpr int GROUPS = THREADS / ROW_THREADS;                   // rows that the CTA loads with one access per thread
 static_assert(WARPS <= 1 || (ROW_THREADS == THREADS && ROWS == 1), "warps of one row share the CTA barrier");
-static_assert((WARPS & (WARPS - 1)) == 0, "sums halve the warps of a row");
 constexpr bool EARLY = PACKS * VECTOR * sizeof(Parameter) <= 16;  // weights are loaded before the sums; 32 registers
 using Values = Pack<Element, VECTOR>;
 using Parameters = Pack<Parameter, VECTOR>;
@@ -37,25 +36,6 @@ __device__ __forceinline__ Parameters load_parameters(const Parameter* address) 
         for (int e = 0; e < PART; ++e) loaded.at[first + e] = part.at[e];
     }
     return loaded;
-}
-
-// Every call has its own ROUND: no call waits until the previous one's sums have been read.
-template <int ROUND>
-__device__ __forceinline__ float sum_of_row(float value) {
-    constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
-    if constexpr (WARPS > 1) {
-        __shared__ float parts[WARPS];
-        const int lane = threadIdx.x % 32;
-        if (lane == 0) parts[threadIdx.x / 32] = value;
-        __syncthreads();
-        value = parts[lane % WARPS];
-#pragma unroll
-        for (int distance = WARPS / 2; distance > 0; distance /= 2)
-            value += __shfl_xor_sync(ALL_LANES, value, distance);
-    }
-    return value;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -94,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = 0; i < PACKS; ++i)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) sum += has(i) ? to_float(loaded[r][i].at[e]) : 0.f;
-            means[r] = sum_of_row<0>(sum) * one_over_features;
+            means[r] = sum_over_row_threads<ROW_THREADS, 0>(sum) * one_over_features;
         }
     }
 #pragma unroll
@@ -107,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float difference = to_float(loaded[r][i].at[e]) - means[r];
                 squares += has(i) ? difference * difference : 0.f;
             }
-        scales[r] = rsqrtf(sum_of_row<1>(squares) * one_over_features + epsilon);
+        scales[r] = rsqrtf(sum_over_row_threads<ROW_THREADS, 1>(squares) * one_over_features + epsilon);
     }
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {

@@ -63,15 +63,17 @@ class ColumnsConfig(Config):
         return FP32_BYTES * self.vector * self.threads if self.parts > 1 else 0
 
 
-def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:
+def configs(
+    rows: int, length: int, inner: int, dtype: str, card: Card, tensors: int = 1
+) -> tuple[ColumnsConfig, ...]:
     """Return each width with the fewest warps that hold the rows, and with twice as many, side by side or as parts.
 
-    The widest that keeps all SMs busy comes first.
+    The widest that keeps all SMs busy comes first. A thread holds the rows of `tensors` tensors.
     """
-    offered = []
+    offered, most = [], MOST_VALUES // tensors
     vector = widest_vector(dtype, inner)
     while vector:
-        parts = next((some for some in _PARTS if ceil_div(length, some) * vector <= MOST_VALUES), 0)
+        parts = next((some for some in _PARTS if ceil_div(length, some) * vector <= most), 0)
         if parts:
             across = max(32, _THREADS // parts)
             more = ((0, parts, across), (1, parts, 2 * across), (2, 2 * parts, across))
@@ -120,14 +122,14 @@ def column_launch(
     )
 
 
-def refusal(name: str, rows: int, length: int, inner: int) -> str | None:
+def refusal(name: str, rows: int, length: int, inner: int, tensors: int = 1) -> str | None:
     """Return why such a rung does not support these rows; None if it does."""
     if inner == 1:
         return f"{name} is for strided rows; these are contiguous"
     if rows >= 2**31:
         return f"{name} counts rows in 32 bits; there are {rows}"
-    if length > MOST_LENGTH:
-        return f"{name} holds rows of up to {MOST_LENGTH} elements in registers, not of {length}"
+    if length > MOST_LENGTH // tensors:
+        return f"{name} holds rows of up to {MOST_LENGTH // tensors} elements in registers, not of {length}"
     return None
 
 

@@ -25,7 +25,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import BY_NAME, OPERATORS, operator_of
 from escalade.engine.nodes.aten import IDENTITIES
-from escalade.engine.nodes.base import CAPTURE, FOLDED, Operator, activation_of, with_activation
+from escalade.engine.nodes.base import CAPTURE, FOLDED, UNFUSED, Operator, activation_of, with_activation
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.elementwise import Add
@@ -162,6 +162,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "arg_reduce": lambda: Example(Call(lambda x: x.argmax(1)), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
     "log_softmax": lambda: Example(nn.LogSoftmax(-1), (16,)),
+    "softmax_backward": lambda: Example(
+        nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1)), (16,), in_step=True
+    ),
     "attention": lambda: Example(_attention(), (2, 5, 16)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.transpose(1, 2)), (6, 5)),
@@ -276,7 +279,7 @@ def test_each_pytorch_operator_is_matched_by_one() -> None:
     importlib.import_module("torch.ao.quantization.fx._decomposed")  # which registers some of them
     captured, folded = (
         [rule.name for operator in OPERATORS for rule, _ in operator.rules(phase)]
-        for phase in (CAPTURE, FOLDED)
+        for phase in (CAPTURE, FOLDED, UNFUSED)
     )
     assert len(set(captured)) == len(captured) and not set(captured) & set(IDENTITIES)
     assert len(set(folded)) == len(folded)

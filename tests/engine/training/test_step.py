@@ -521,6 +521,48 @@ def test_shuffles_and_their_gradients_are_one_kernel_each() -> None:
     assert not {"permute", "reshape"} & set(ran)
 
 
+class _Softmaxes(nn.Module):
+    """Softmax over rows, over the channels of images, over an inner dimension, and logarithms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.layers[0](x) * torch.softmax(3 * self.layers[1](x), -1)
+        channels = torch.softmax(self.conv(rows), 1)
+        inner = channels.flatten(2, 3).unflatten(1, (1, 5)).softmax(2).sum((1, 2))
+        rows, channels = channels.flatten(1).log_softmax(-1), channels.log_softmax(1)
+        logs = rows.sigmoid().mean(1) + channels.square().mean((1, 2, 3))
+        return inner.square().mean(1) + logs
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_kernels_have_the_gradients_of_softmax(dtype: str) -> None:
+    torch.manual_seed(0)
+    model = _Softmaxes()
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(each.parameters(), 1.0) for each in (model, expected))
+    x, target = torch.randn(3, 3, 7, 12), torch.randn(3)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype=dtype, device="twin")
+    found = step(x, target)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+        loss = F.mse_loss(expected(x), target)
+    loss.backward()
+    theirs.step()
+    tolerance = 1e-5 if dtype == "fp32" else 1e-2
+    _assert_same(found, loss.detach(), tolerance)
+    _assert_same(model.state_dict(), expected.state_dict(), tolerance)
+    steps = [one for one in step.plan.steps if one.runs]
+    assert not any("softmax" in one.node.attributes.get("target", "") for one in steps)
+    gradients = [one for one in steps if one.node.op == "softmax_backward"]
+    assert not any(one.in_pytorch for one in gradients)
+    problems = [one.lowered.problem for one in gradients if one.lowered is not None]
+    sizes = sorted((one.classes, one.inner, one.log) for one in problems)
+    assert sizes == [(5, 1, False), (5, 1, True), (5, 50, False), (12, 1, False), (250, 1, True)]
+
+
 class _Stream(nn.Module):
     """Norms of a residual stream in fp32 between layers in 16 bits, as in transformers; and one of a layer's result,
     whose own result is needed in both dtypes."""
