@@ -146,3 +146,20 @@ def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, s
 def test_short_rows_are_read_by_whole_lines() -> None:
     config = REDUCE.ladder.rung("rows").configs(ReduceProblem("sum", 1 << 20, 64, dtype="fp16"))[0].as_dict()
     assert (config["row_threads"], config["packs"], config["rows"]) == (8, 1, 2)
+
+
+def test_adjacent_threads_store_adjacent_indices() -> None:
+    """Two int64 each; over few elements no thread merges with another."""
+    rung = REDUCE.ladder.rung("columns")
+    few, many = (ReduceProblem("argmax", 8, reduced, 262_144, dtype="fp16") for reduced in (21, 64))
+    config = rung.configs(few)[0].as_dict()
+    assert config["access"] == 4 and config["threads"] == config["width"]
+    assert rung.configs(many)[0].as_dict()["access"] == 16
+    whole = ReduceProblem("max", 8, 21, 262_144, dtype="fp16")
+    assert {one.as_dict()["access"] for one in rung.configs(whole)} == {16}
+
+
+def test_an_index_has_no_gradient() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    index = ops.reduce(x, "argmax")
+    assert index.dtype == torch.int64 and not index.requires_grad and torch.equal(index, x.argmax(1))
