@@ -173,8 +173,8 @@ class Split(Rung[GroupNormBackwardProblem, SplitConfig]):
     def configs(self, problem: GroupNormBackwardProblem) -> tuple[SplitConfig, ...]:
         if not self.wide:
             return (SplitConfig(256, 1, problem.pixels), SplitConfig(128, 1, problem.pixels))
-        sizes = ((256, 4), (256, 2), (128, 4), (128, 8), (512, 4))
-        return tuple(SplitConfig(*size, share) for share in (8, 16) for size in sizes)
+        sizes = ((128, 4), (128, 2), (256, 4), (256, 2), (512, 4))
+        return tuple(SplitConfig(*size, share) for share in (16, 8) for size in sizes)
 
     def estimate(self, problem: GroupNormBackwardProblem, config: SplitConfig) -> float:
         return _LAUNCHES * _START_US + self.card.microseconds(0, problem.traffic, _LAUNCHES)

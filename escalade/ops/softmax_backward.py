@@ -123,6 +123,7 @@ _MOST_THREADS = 1024
 _NARROW_THREADS = 128
 """Threads per CTA where a row takes at most a warp."""
 _LINE_BYTES = 128
+_FEW_PACKS = 4
 _WARP = 32
 
 
@@ -136,12 +137,18 @@ class InRegisters(Rung[SoftmaxBackwardProblem, RegistersConfig]):
         return columns.refusal_of_dense(self.name, problem.inner)
 
     def configs(self, problem: SoftmaxBackwardProblem) -> tuple[RegistersConfig, ...]:
-        """For many rows prefer no idle threads, accesses of whole cache lines, and one or two packs per thread."""
+        """For many rows prefer no idle threads, accesses of whole cache lines, and one or two packs per thread.
+
+        Of rows that are no whole packs, a thread takes four elements: 602,112 rows of 49 in fp32 take 84 us so, 96 with
+        two and 141 with thirteen.
+        """
         offered, width = self._offered(problem), _width(problem)
         if self._few_rows(problem):
             return offered
 
         def rank(config: RegistersConfig) -> tuple[int, bool, int]:
+            if width == 1:
+                return abs(config.packs - _FEW_PACKS), False, config.row_threads
             accessed = config.row_threads * width * ELEMENT_BYTES[problem.dtype]
             idle = config.row_threads * config.packs * width - problem.classes
             packs = config.packs if config.row_threads <= _WARP else max(2, config.packs)

@@ -76,6 +76,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "softmax_result<LOG>(term, divisor)",
     ),
     _of(
+        "softmax_backward/softmax_backward.cuh",
+        "gradients-of-softmax-without-probabilities",
+        "to_float(dy) * to_float(y);",
+        "to_float(dy);",
+    ),
+    _of(
+        "softmax_backward/in_registers.cu",
+        "gradients-of-softmax-sum-packs-twice",
+        "thread < packs ? row_term(gradients[i].at[e], values[i].at[e]) : 0.f",
+        "thread < packs + 1 ? row_term(gradients[i].at[e], values[i].at[e]) : 0.f",
+    ),
+    _of(
+        "softmax_backward/columns.cu",
+        "gradients-of-softmax-sum-columns-twice",
+        "column.has(i, classes) ? row_term(gradients[i].at[e], values[i].at[e]) : 0.f",
+        "row_term(gradients[i].at[e], values[i].at[e])",
+    ),
+    _of(
+        "common/row_sums.cuh",
+        "row-sums-without-the-barrier",
+        "parts[threadIdx.x / 32] = value;\n        __syncthreads();\n",
+        "parts[threadIdx.x / 32] = value;\n",
+        "softmax_backward",
+    ),
+    _of(
         "reduce/columns.cu",
         "reduce-without-the-barrier",
         "        __syncthreads();\n        if (works && row_in_block < kept) {",

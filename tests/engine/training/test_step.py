@@ -22,6 +22,7 @@ from escalade.engine.training import program
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade.ops.layer_norm import LayerNormProblem
 from escalade.ops.layer_norm_backward import LayerNormBackwardProblem
+from escalade.ops.softmax_backward import SoftmaxBackwardProblem
 
 Make = Callable[[], nn.Module]
 
@@ -528,9 +529,10 @@ class _Softmaxes(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
         self.conv = nn.Conv2d(3, 5, 3)
+        self.table = nn.Parameter(torch.randn(12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.layers[0](x) * torch.softmax(3 * self.layers[1](x), -1)
+        rows = self.layers[0](torch.softmax(self.layers[1](x) + self.table, -1))
         channels = torch.softmax(self.conv(rows), 1)
         inner = channels.flatten(2, 3).unflatten(1, (1, 5)).softmax(2).sum((1, 2))
         rows, channels = channels.flatten(1).log_softmax(-1), channels.log_softmax(1)
@@ -558,7 +560,13 @@ def test_kernels_have_the_gradients_of_softmax(dtype: str) -> None:
     assert not any("softmax" in one.node.attributes.get("target", "") for one in steps)
     gradients = [one for one in steps if one.node.op == "softmax_backward"]
     assert not any(one.in_pytorch for one in gradients)
-    problems = [one.lowered.problem for one in gradients if one.lowered is not None]
+    lowered = [one.lowered for one in gradients if one.lowered is not None]
+    problems = [one.problem for one in lowered if isinstance(one.problem, SoftmaxBackwardProblem)]
+    assert [one.in_place for one in lowered] == [
+        "gradient" if one.read == one.result else None for one in problems
+    ]
+    types = {(one.read, one.dtype, one.result) for one in problems if one.classes == 12}
+    assert types == {("fp32" if dtype == "fp32" else "bf16", "fp32", "fp32")}
     sizes = sorted((one.classes, one.inner, one.log) for one in problems)
     assert sizes == [(5, 1, False), (5, 1, True), (5, 50, False), (12, 1, False), (250, 1, True)]
 

@@ -85,8 +85,8 @@ def by_rung(rung: str, inputs: dict[str, torch.Tensor], **options: Any) -> torch
     """Return dx of rows; the rung `columns` reads them interleaved."""
     is_strided = rung == "columns"
     rows, classes = inputs["softmax"].shape
-    sizes = {"batch": 1, "inner": rows} if is_strided else {"batch": rows}
-    problem = SoftmaxBackwardProblem(classes=classes, **sizes, **options)
+    batch, inner = (1, rows) if is_strided else (rows, 1)
+    problem = SoftmaxBackwardProblem(batch, classes, inner=inner, **options)
     tensors = {name: (one.mT if is_strided else one).contiguous() for name, one in inputs.items()}
     tensors["y"] = torch.empty_like(tensors["softmax"])
     chosen = SoftmaxBackward.ladder.rung(rung)
