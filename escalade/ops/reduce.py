@@ -443,7 +443,7 @@ class Reduce(Operation[ReduceProblem]):
         ReduceProblem("var", 3, 96, before="abs(x)"),
         ReduceProblem("logsumexp", 4, 1000),
         ReduceProblem("logsumexp", 2, 40, 8),
-        ReduceProblem("sum", 1, 40_960, before="x * x", relu=True),
+        ReduceProblem("sum", 1, 40_960, before="abs(x)", relu=True),
         ReduceProblem("argmax", 3, 70, 40),
         ReduceProblem("argmax", 2, 21, 262),
         ReduceProblem("argmin", 2, 1300, 8),
