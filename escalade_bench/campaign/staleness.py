@@ -5,12 +5,19 @@ A peer's figure does not depend on our code. It is measured again only with anot
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
+
+import torch
 
 from escalade.device.timing import percentile
 from escalade.tune.refusal import failure_reason
+from escalade_bench.campaign import registry
 from escalade_bench.campaign.units import Session, Unit
 from escalade_bench.measure.currency import changed, package_digest, same_versions
 from escalade_bench.measure.records import Provenance, Record
@@ -25,6 +32,8 @@ unit declared at its last complete run."""
 _COMPARED_ACROSS_RUNS = ("network", "coverage")
 _ALONE_SHARE = 0.7
 """Part of the duration that is expected without peers, until it is measured."""
+_MANY = 100
+"""Records to plan and compile from which several processes are faster, though each takes ten seconds to start."""
 _RARELY_EXCEEDED = 0.75
 """Quantile of the durations of similar units that is expected of one that was never measured."""
 
@@ -70,10 +79,8 @@ class Check:
         for record in records:
             if record.case:
                 own.setdefault(record.case, []).append(record)
-        found = []
-        for unit in units:
-            last, mine = log.get(unit.name), own.get(unit.name, [])
-            state = self._state(unit, last, mine)
+        found, given = [], [(unit, log.get(unit.name), own.get(unit.name, [])) for unit in units]
+        for (unit, last, mine), state in zip(given, self._states(given), strict=True):
             before = {
                 name: last.config[name] for name in (SECONDS, ALONE, DECLARED) if last and name in last.config
             }
@@ -84,7 +91,29 @@ class Check:
             seconds = _expected(unit, before, bool(reused), log)
             why = state.why or ("asked for again" if self.again else "")
             found.append(replace(state, why=why, seconds=seconds, reused=reused, known=before))
-            self.session.clear()
+        return found
+
+    def _states(self, given: Sequence[tuple[Unit, Record | None, Sequence[Record]]]) -> Iterable[State]:
+        """Yield the state of every unit, compared in several processes if many records have to be."""
+        unknown = (record for unit, _, own in given if unit.made for record in own if not record.is_peer)
+        workers = min(
+            os.cpu_count() or 1, sum(record.checked != package_digest() for record in unknown) // _MANY
+        )
+        if workers < 2:
+            yield from (self.state(*one) for one in given)
+            return
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, spawn, torch.set_num_threads, (1,)) as pool:
+            named = [(self.architecture, self.here, unit.name, last, own) for unit, last, own in given]
+            for (unit, *_), state in zip(
+                given, pool.map(_state_by_name, *zip(*named, strict=True)), strict=True
+            ):
+                yield replace(state, unit=unit)
+
+    def state(self, unit: Unit, last: Record | None, own: Sequence[Record]) -> State:
+        """Return why a unit has to be measured, by the log of its last run and its records."""
+        found = self._state(unit, last, own)
+        self.session.clear()
         return found
 
     def _reusable(self, unit: Unit, own: Sequence[Record]) -> frozenset[str]:
@@ -136,6 +165,19 @@ class Check:
             return changed(record, unit.made(self.session, record), self.architecture)
         except Exception as error:  # planning runs models of any kind
             return f"it cannot be planned here: {failure_reason(error).splitlines()[0]}"
+
+
+@cache
+def _units() -> Mapping[str, Unit]:
+    return registry.units()
+
+
+def _state_by_name(
+    architecture: str, here: Provenance | None, name: str, last: Record | None, own: Sequence[Record]
+) -> Any:
+    """Return the state of a unit of the registry, in another process; without the unit, which cannot be sent."""
+    check = Check(Session(torch.device("cpu")), architecture, here)
+    return replace(check.state(_units()[name], last, own), unit=None)  # type: ignore[arg-type]
 
 
 def _options(command: str) -> str:

@@ -371,6 +371,23 @@ def test_the_registry_has_every_kind_and_finds_names(every: dict[str, Unit]) -> 
         registry.named(["ladders"])
 
 
+def test_processes_find_the_same_states(every: dict[str, Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("ladder/copy", "ladder/add")
+    units = [unit for name, unit in every.items() if name.startswith(names)]
+    known = [
+        replace(record, checked="")
+        for record in store.load_folder(pathlib.Path("results"))[PREFERRED_GPU]
+        if record.workload == staleness.WORKLOAD or record.case.startswith(names)
+    ]
+    check = Check(Session(torch.device("cpu")), "sm_90a")
+    alone = check.states(units, known)
+    assert any(state.older for state in alone)
+    monkeypatch.setattr(staleness, "_MANY", 1)
+    monkeypatch.setattr(staleness.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(Check, "state", None)  # would be called in this process
+    assert check.states(units, known) == alone
+
+
 def test_every_name_of_the_headline_is_a_unit(every: dict[str, Unit]) -> None:
     absent = [name for name in registry.NAMES if not registry._selected(every, name)]
     elsewhere = (
