@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -277,13 +278,13 @@ def test_every_operator_has_an_example_and_a_name_of_its_own() -> None:
 
 def test_each_pytorch_operator_is_matched_by_one() -> None:
     importlib.import_module("torch.ao.quantization.fx._decomposed")  # which registers some of them
-    captured, folded = (
+    captured, *later = phases = [
         [rule.name for operator in OPERATORS for rule, _ in operator.rules(phase)]
         for phase in (CAPTURE, FOLDED, UNFUSED)
-    )
-    assert len(set(captured)) == len(captured) and not set(captured) & set(IDENTITIES)
-    assert len(set(folded)) == len(folded)
-    for name in (*captured, *folded):
+    ]
+    assert not set(captured) & set(IDENTITIES) and all(later)
+    assert all(len(set(names)) == len(names) for names in phases)
+    for name in itertools.chain(*phases):
         namespace, _, operator = name.rpartition("::")
         assert hasattr(getattr(torch.ops, namespace or "aten"), operator), f"PyTorch has no operator {name}"
     assert set(captured) < set(MATCHERS)
