@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -214,19 +214,20 @@ def _same_strides(sizes: Any, first: Any, second: Any) -> bool:
 def operators_with_kernels() -> Iterator[None]:
     """Have AOTAutograd trace operators that there are kernels for.
 
-    It keeps the operators in `_DECOMPOSED` and their gradients whole, and decomposes weight normalization.
+    It keeps the operators in `_DECOMPOSED` and their gradients whole, and decomposes those in `_INTO_KERNELS`.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    overloads.append(torch.ops.aten._weight_norm.default)
+    overloads += _INTO_KERNELS
     kernels = {overload: dict(overload.py_kernels) for overload in overloads}
     try:
         for overload in overloads:
             for key in keys:
                 overload.py_kernels.pop(key, None)
             overload._dispatch_cache.clear()
-        torch.ops.aten._weight_norm.default.py_kernels[keys[1]] = _weight_norm
+        for overload, decomposed in _INTO_KERNELS.items():
+            overload.py_kernels |= dict.fromkeys(keys, decomposed)
         yield
     finally:
         for overload, own in kernels.items():
@@ -238,6 +239,29 @@ def operators_with_kernels() -> Iterator[None]:
 def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
     others = [each for each in range(v.dim()) if dim == -1 or each != dim % v.dim()]
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
+
+
+class _Prelu(torch.autograd.Function):
+    """PReLU, with one pass over x and the gradient for each of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.where(x > 0, x, weight * x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        dw = torch.where(x > 0, 0, gradient * x).sum_to_size(weight.shape)
+        return torch.where(x > 0, gradient, weight * gradient), dw
+
+
+# Their gradients are then of operators that there are kernels for.
+_INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
+    torch.ops.aten._weight_norm.default: _weight_norm,
+    torch.ops.aten._prelu_kernel.default: _Prelu.apply,
+}
 
 
 @dataclass(frozen=True)

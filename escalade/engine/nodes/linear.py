@@ -46,9 +46,8 @@ from escalade.ops.shared.quantized_input import dequantized
 
 # Rows that fill a wgmma tile, and the number of products from which setting up tensor maps is worth it.
 MANY_ROWS, MANY_PRODUCTS = 128, 2**30
-_NARROW_BYTES = {"float16": 2, "bfloat16": 2}
-"""Bytes per element of the dtypes in which Hopper kernels read weights and gradients without packing."""
-_COPY_BYTES = 4
+_NARROW = ("float16", "bfloat16")
+"""Dtypes in which Hopper kernels read weights and gradients without packing."""
 _WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 
 
@@ -159,7 +158,7 @@ def _product_in_step(
     node: Node, first: str | None, second: str | None, graph: Graph, bias: str | None = None
 ) -> Match:
     """Match first @ second + bias, a layer or one of its gradients, by which operand is transposed."""
-    if not graph.typed or first is None or second is None or not _has_aligned_rows(node, first, graph):
+    if not graph.typed or first is None or second is None or node.dtype not in _NARROW:
         return None
     (a, is_a_transposed), (b, is_b_transposed) = _untransposed(first, graph), _untransposed(second, graph)
     if {a, b} & graph.constants.keys() or (is_a_transposed and is_b_transposed):
@@ -181,16 +180,6 @@ def _product_in_step(
     shape = (*node.shape, 1, 1)
     product = graph.add(kind.node(f"{node.name}_image", images, {**_WINDOW, **more}, shape, node.dtype))
     return Reshape.instead_of(node, {"x": product})
-
-
-def _has_aligned_rows(node: Node, first: str, graph: Graph) -> bool:
-    """Return True if the rows of all matrices are multiples of 4 bytes, the least that kernels copy."""
-    itemsize = _NARROW_BYTES.get(node.dtype)
-    sizes = (*node.shape, *graph.shape_of(first))
-    rows = graph.shape_of(first)[1] if _untransposed(first, graph)[1] else node.shape[0]
-    return itemsize is not None and all(
-        isinstance(size, int) and (size == rows or size * itemsize % _COPY_BYTES == 0) for size in sizes
-    )
 
 
 def _untransposed(value: str, graph: Graph) -> tuple[str, bool]:

@@ -72,6 +72,13 @@ def side_outputs_of(producer: Node, graph: Graph) -> list[Node]:
     return [node for node in readers if SideOutput.matches(node) and node.inputs[_PRODUCER] == producer.name]
 
 
+def replace_producer(graph: Graph, producer: Node) -> None:
+    """Replace the node of the same name, also as the producer of its side outputs."""
+    for side_output in side_outputs_of(producer, graph):
+        graph.nodes[side_output.name] = with_producer(side_output, producer)
+    graph.nodes[producer.name] = producer
+
+
 def readers_of(producer: Node, graph: Graph) -> list[Node]:
     """Return the nodes that read a node's result, without its side outputs."""
     own = {node.name for node in side_outputs_of(producer, graph)}

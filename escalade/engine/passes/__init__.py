@@ -37,7 +37,13 @@ from escalade.engine.passes.layout import (
 )
 from escalade.engine.passes.merge_convs import fuse_shortcuts, merge_parallel_convs
 from escalade.engine.passes.norms import fuse_norm_gradients, recognize_norms, unfold_instance_norms
-from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_parts, read_unexpanded
+from escalade.engine.passes.pointwise import (
+    fuse_neighbors,
+    fuse_recognized,
+    fuse_siblings,
+    read_parts,
+    read_unexpanded,
+)
 from escalade.engine.passes.prologues import fold_padding, fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
@@ -146,6 +152,7 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("mlp_backward", widen_mlp_gradients),
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),
+    ("pointwise", fuse_siblings),
 )
 # Passes that compare estimates; they run after those.
 _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ...] = (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, Reference, joint_source
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.pointwise import Pointwise, broadcast
+from escalade.engine.nodes.pointwise import MAX_CALLS, ROLES, Pointwise, broadcast
+from escalade.engine.nodes.side_outputs import SideOutput, replace_producer, side_buffer_of, side_outputs_of
 from escalade.engine.nodes.views import Concatenate, Slice
+from escalade.engine.passes.gradient_patterns import depends_on, sort_nodes
 from escalade.ops.expressions import Expression
+from escalade.ops.pointwise import MOST_RESULTS
+from escalade.ops.shared.pointwise import result_names
 
 # Function calls that are cheaper to recompute for several readers than to store and load.
 MAX_RECOMPUTED_CALLS = 2
@@ -95,6 +99,68 @@ def fuse_neighbors(graph: Graph) -> None:
     """Fuse the remaining pointwise nodes, even if a few functions are computed twice."""
     _inline_scalar_constants(graph)
     _fuse(graph, _is_worthwhile)
+
+
+def fuse_siblings(graph: Graph) -> None:
+    """Compute functions of the same values in one kernel, such as the gradients of both factors of a product.
+
+    A function joins an earlier one if it is the last reader of a value of its own size: its result takes the place of
+    that value, and no more memory is used.
+    """
+    places = {node.name: place for place, node in enumerate(graph)}
+    for name in [node.name for node in graph if Pointwise.matches(node)]:
+        node = graph.nodes[name]
+        sibling = _sibling(node, graph, places)
+        if sibling is not None:
+            fused, buffer = with_result(sibling, node)
+            replace_producer(graph, fused)
+            graph.nodes[name] = SideOutput.of(fused, name, buffer, node.shape, node.dtype)
+            sort_nodes(graph)
+            places = {node.name: place for place, node in enumerate(graph)}
+
+
+def _sibling(node: Node, graph: Graph, places: Mapping[str, int]) -> Node | None:
+    """Return an earlier pointwise node that reads a value for which `node` is the last reader."""
+    if not node.is_floating or side_outputs_of(node, graph):
+        return None
+    for value in dict.fromkeys(node.inputs.values()):
+        if value not in graph.nodes or value in graph.outputs or graph.shape_of(value) != node.shape:
+            continue
+        readers = [one for one in graph.readers(value) if side_buffer_of(one) is None]
+        *others, last = sorted(readers, key=lambda one: places[one.name])
+        if last.name != node.name:
+            continue
+        for other in reversed(others):
+            if not Pointwise.matches(other) or not has_room(other, node):
+                continue
+            if not depends_on(node.name, [other.name], graph, places):
+                return other
+    return None
+
+
+def has_room(host: Node, node: Node) -> bool:
+    """Return True if the kernel of a pointwise node can also compute another function of the same shape and dtype."""
+    if not host.is_floating or (host.shape, host.dtype) != (node.shape, node.dtype):
+        return False
+    own, other = _expression(host), _expression(node)
+    return (
+        len({*host.inputs.values(), *node.inputs.values()}) <= len(ROLES)
+        and len(own.results) < MOST_RESULTS
+        and len(own.calls) + len(other.calls) <= MAX_CALLS
+    )
+
+
+def with_result(host: Node, node: Node) -> tuple[Node, str]:
+    """Return a pointwise node that also computes the function of another one, and the buffer for that."""
+    roles = {name: role for role, name in host.inputs.items()}
+    free = [role for role in ROLES if role not in host.inputs]
+    for name in node.inputs.values():
+        if name not in roles:
+            roles[name] = free.pop(0)
+    own = _expression(node).rename({role: roles[name] for role, name in node.inputs.items()})
+    both = _expression(host).concat(own)
+    inputs = {role: name for name, role in roles.items()}
+    return replace(host, inputs=inputs).with_attributes(expression=both.text), result_names(both)[-1]
 
 
 def _is_recognized(graph: Graph, producer: Node, consumer: Node) -> bool:

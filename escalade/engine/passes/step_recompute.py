@@ -16,14 +16,18 @@ from escalade.engine.nodes.aten import is_random
 from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.batch_norm import RECOMPUTED, BatchNorm, BatchNormBackward, BatchNormTraining
 from escalade.engine.nodes.lowering import Forms
-from escalade.engine.nodes.pointwise import ROLES, Pointwise
-from escalade.engine.nodes.side_outputs import SideOutput, side_buffer_of, side_outputs_of, with_producer
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import (
+    SideOutput,
+    replace_producer,
+    side_buffer_of,
+    side_outputs_of,
+    with_producer,
+)
 from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.estimates import Estimates, assumed_forms
 from escalade.engine.passes.gradient_patterns import depends_on, sort_nodes
-from escalade.ops.expressions import Expression
-from escalade.ops.pointwise import MOST_RESULTS
-from escalade.ops.shared.pointwise import result_names
+from escalade.engine.passes.pointwise import has_room, with_result
 
 ENOUGH = 0.75
 """Fraction of the peak at which recomputation stops: below it, time is worth more than memory."""
@@ -224,12 +228,9 @@ def _hosts(node: Node, graph: Graph) -> Iterator[Node]:
             same = all(host.inputs[role] == node.inputs[role] for role in ("x", "weight"))
             if same and not host.attributes.get("recompute"):
                 yield host
-        elif not is_norm and Pointwise.matches(host) and host.is_floating:
-            read = set(host.inputs.values())
-            expression = Pointwise().expression(host)
-            fits = len(read | set(node.inputs.values())) <= len(ROLES)
-            if fits and read >= set(large) and len(expression.results) < MOST_RESULTS:
-                yield host
+        reads_all = Pointwise.matches(host) and set(host.inputs.values()) >= set(large)
+        if reads_all and not is_norm and has_room(host, node):
+            yield host
 
 
 def _can_wait(waiting: Collection[Node], host: Node, graph: Graph, places: Mapping[str, int]) -> bool:
@@ -245,9 +246,7 @@ def write_again(graph: Graph, candidate: Candidate) -> None:
     if not _can_wait(waiting, host, graph, places):
         return
     fused, buffer = _writing(node, host)
-    graph.nodes[host.name] = fused
-    for one in side_outputs_of(host, graph):
-        graph.nodes[one.name] = with_producer(one, fused)
+    replace_producer(graph, fused)
     name = graph.fresh(f"{node.name}_again")
     graph.append(SideOutput.of(fused, name, buffer, node.shape, node.dtype))
     _redirect(graph, node.name, name, {one.name for one in waiting})
@@ -274,14 +273,4 @@ def _writing(node: Node, host: Node) -> tuple[Node, str]:
     if BatchNormBackward.matches(host):
         function = activation_of(node).text
         return host.with_inputs(bias=node.inputs["bias"]).with_attributes(recompute=function), RECOMPUTED
-    roles = {name: role for role, name in host.inputs.items()}
-    free = [role for role in ROLES if role not in host.inputs]
-    for name in node.inputs.values():
-        if name not in roles:
-            roles[name] = free.pop(0)
-    expression: Expression | None = operator_of(node).expression(node)
-    assert expression is not None
-    own = expression.rename({role: roles[name] for role, name in node.inputs.items()})
-    both = Pointwise().expression(host).concat(own)
-    inputs = {role: name for name, role in roles.items()}
-    return replace(host, inputs=inputs).with_attributes(expression=both.text), result_names(both)[-1]
+    return with_result(host, node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -13,6 +13,7 @@ from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
+from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.reduce import Reduce, are_adjacent
@@ -230,7 +231,9 @@ def keep_sequences_as_images(graph: Graph) -> None:
     for node in graph:
         if Reshape.matches(node):
             _view_image_directly(graph, node)
-        elif len(node.shape) in (SEQUENCE_RANK, VOLUME_RANK) and node.is_floating:
+        elif len(node.shape) in (SEQUENCE_RANK, VOLUME_RANK) and (
+            node.is_floating or Pointwise.matches(node)
+        ):
             _apply_to_image(graph, node)
     graph.remove_dead_code()
 
@@ -344,12 +347,18 @@ def _image_attributes(node: Node, kind: _ImageView) -> Attributes | None:
         if Concatenate.matches(node) or Slice.matches(node):
             return {**a, "dimension": _image_dim(a["dimension"])}
         if Reduce.matches(node):
-            return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
+            return {**a, "dims": _image_dims(a["dims"])} if a["keepdim"] else None
     return a if operator.takes_any_rank and kind is not _ImageView.frames else None
 
 
 def _image_dim(dim: int) -> int:
     return dim + (dim >= 2)
+
+
+def _image_dims(dims: Sequence[int]) -> tuple[int, ...]:
+    """Return the dimensions to reduce; several include the rows of the image, so that they are adjacent."""
+    on_image = {_image_dim(dim) for dim in dims}
+    return tuple(sorted(on_image | {2} if len(dims) > 1 and 3 in on_image else on_image))
 
 
 _IMAGE_RANK = 4

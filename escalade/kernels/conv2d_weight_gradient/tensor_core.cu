@@ -3,8 +3,8 @@
 //
 // A GEMM on mma.sync: rows are the filters of a group, columns its taps times channels, and k is pixels. cp.async copies
 // k-tiles of both operands into a ring of STAGES, a row per pixel as stored; ldmatrix transposes 16-bit operands. Copies
-// are as wide as the channels allow, down to one word. A thread copies the same columns, so the same tap, of every
-// k-tile; a table in smem says where the windows of the tile's pixels begin.
+// are as wide as the channels allow, down to one word, and below that through registers. A thread copies the same columns,
+// so the same tap, of every k-tile; a table in smem says where the windows of the tile's pixels begin.
 //   HAS_BIAS  the first tile of columns adds the products of the gradients with ones
 //   PRODUCTS  3: fp32 accuracy, operands split into two TF32 parts; tensor cores round toward zero, so the sums of a few
 //             steps are added to fp32 accumulators
@@ -77,11 +77,47 @@ __device__ __forceinline__ void copy_async(u32 to, const Element* from, bool ins
 template <int ELEMENTS_PER_GROUP, int TILE>
 struct Share {
     static constexpr int ROW_BYTES = ELEMENTS_PER_GROUP * sizeof(Element);
-    static constexpr int BYTES = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : 4;  // per copy
+    static constexpr int BYTES = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
     static constexpr int UNIT = BYTES / sizeof(Element), UNITS = TILE / UNIT, STRIDE = THREADS / UNITS;
     static_assert(THREADS % UNITS == 0, "threads copy whole rows at once");
     int row = threadIdx.x / UNITS, column = threadIdx.x % UNITS * UNIT;
 };
+
+// A thread's elements of a k-tile that are too narrow for cp.async, on their way to smem.
+template <typename Share>
+struct Held {
+    Element rows[Share::BYTES < 4 ? PIXELS / Share::STRIDE : 1];
+};
+
+// Starts to copy a thread's share of a k-tile; source(row, inside) is where a row begins.
+template <int PITCH, typename Share, typename Source>
+__device__ __forceinline__ void load_rows(const Share& share, u32 to, Held<Share>& held, const Source& source) {
+    if constexpr (Share::BYTES >= 4) {
+#pragma unroll
+        for (int row = share.row; row < PIXELS; row += Share::STRIDE) {
+            bool inside;
+            const Element* const from = source(row, inside);
+            copy_async<Share::BYTES>(to + (row * PITCH + share.column) * sizeof(Element), from, inside);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < PIXELS / Share::STRIDE; ++i) {
+            bool inside;
+            const Element* const from = source(share.row + i * Share::STRIDE, inside);
+            held.rows[i] = from_float<Element>(0.f);
+            if (inside) held.rows[i] = *from;
+        }
+    }
+}
+
+template <int PITCH, typename Share>
+__device__ __forceinline__ void store_rows(const Share& share, Element* to, const Held<Share>& held) {
+    if constexpr (Share::BYTES < 4)
+#pragma unroll
+        for (int i = 0; i < PIXELS / Share::STRIDE; ++i)
+            to[(share.row + i * Share::STRIDE) * PITCH + share.column] = held.rows[i];
+}
+
 using GradientShare = Share<FILTERS, TILE_FILTERS>;
 using XShare = Share<CHANNELS, TILE_COLUMNS>;
 
@@ -97,15 +133,18 @@ struct Copies {
     const Element *gradient, *x;  // a thread's first column of pixel 0
     const ConvShape& shape;
     Window (*windows)[PIXELS];  // of two k-tiles
-    u32 stages;
+    Element* stages;
+    u32 address;  // of the stages
     GradientShare of_gradient;
     XShare of_x;
+    Held<GradientShare> held_gradient;
+    Held<XShare> held_x;
     bool has_filter, has_column;
     int down, across;  // from a window's corner to the thread's tap
 
     __device__ __forceinline__ Copies(const Element* gradients, const Element* images, const ConvShape& shape,
-                                      const Tile& tile, Window (*windows)[PIXELS], u32 stages)
-        : shape(shape), windows(windows), stages(stages) {
+                                      const Tile& tile, Window (*windows)[PIXELS], Element* stages)
+        : shape(shape), windows(windows), stages(stages), address(shared_address(stages)) {
         const int filter = tile.filter + of_gradient.column, column = tile.column + of_x.column;
         has_filter = filter < FILTERS, has_column = column < COLUMNS;
         const int tap = column / CHANNELS;
@@ -125,29 +164,34 @@ struct Copies {
                                             within % shape.output_width * STRIDE_W - PAD_W};
     }
 
-    __device__ __forceinline__ void load(int stage, int k_tile) const {
+    __device__ __forceinline__ void load(int stage, int k_tile) {
         const long long first = 1LL * k_tile * PIXELS;
         const long long pixels = 1LL * shape.batch * shape.output_height * shape.output_width;
-        const u32 to = stages + stage * STAGE_ELEMENTS * sizeof(Element);
-#pragma unroll
-        for (int row = of_gradient.row; row < PIXELS; row += GradientShare::STRIDE) {
-            const bool inside = has_filter && first + row < pixels;
-            copy_async<GradientShare::BYTES>(to + (row * GRADIENT_PITCH + of_gradient.column) * sizeof(Element),
-                                             inside ? gradient + (first + row) * (GROUPS * FILTERS) : gradient, inside);
-        }
-#pragma unroll
-        for (int row = of_x.row; row < PIXELS; row += XShare::STRIDE) {
+        const u32 to = address + stage * STAGE_ELEMENTS * sizeof(Element);
+        const auto gradient_row = [&](int row, bool& inside) {
+            inside = has_filter && first + row < pixels;
+            return inside ? gradient + (first + row) * (GROUPS * FILTERS) : gradient;
+        };
+        const auto x_row = [&](int row, bool& inside) {
             long long pixel = first + row;
-            bool inside = has_column && pixel < pixels;
+            inside = has_column && pixel < pixels;
             if (!POINTWISE) {
                 const Window window = windows[k_tile % 2][row];
                 const int h = window.row + down, w = window.column + across;
                 inside = has_column && is_between(h, shape.height) && is_between(w, shape.width);
                 pixel = window.image + 1LL * h * shape.width + w;
             }
-            copy_async<XShare::BYTES>(to + (X_AT + row * X_PITCH + of_x.column) * sizeof(Element),
-                                      inside ? x + pixel * (GROUPS * CHANNELS) : x, inside);
-        }
+            return inside ? x + pixel * (GROUPS * CHANNELS) : x;
+        };
+        load_rows<GRADIENT_PITCH>(of_gradient, to, held_gradient, gradient_row);
+        load_rows<X_PITCH>(of_x, to + X_AT * sizeof(Element), held_x, x_row);
+    }
+
+    // Stores what `load` holds, after work that hides its latency.
+    __device__ __forceinline__ void store(int stage) const {
+        Element* const to = stages + stage * STAGE_ELEMENTS;
+        store_rows<GRADIENT_PITCH>(of_gradient, to, held_gradient);
+        store_rows<X_PITCH>(of_x, to + X_AT, held_x);
     }
 };
 
@@ -232,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     auto windows = reinterpret_cast<Window(*)[PIXELS]>(
         shared_part(shared_memory + STAGES * STAGE_ELEMENTS * sizeof(Element), REST));
     const Tile tile(blockIdx.x);
-    const Copies copies(gradients, x, shape, tile, windows, shared_address(stages));
+    Copies copies(gradients, x, shape, tile, windows, stages);
     const long long pixels = 1LL * shape.batch * shape.output_height * shape.output_width;
     const int first = blockIdx.y * part_tiles;
     const int end = min(first + part_tiles, static_cast<int>((pixels + PIXELS - 1) / PIXELS));
@@ -241,7 +285,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int i = 0; i < STAGES - 1; ++i) {
         copies.place(first + i);
         __syncthreads();
-        if (first + i < end) copies.load(i, first + i);
+        if (first + i < end) {
+            copies.load(i, first + i);
+            copies.store(i);
+        }
         copy_async_commit();
     }
     copies.place(first + STAGES - 1);
@@ -255,8 +302,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int k_tile = first; k_tile < end; ++k_tile) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();  // this k-tile is in smem, the last one's stage has been read, and the next windows are placed
-        const int next = k_tile + STAGES - 1;
-        if (next < end) copies.load(stage == 0 ? STAGES - 1 : stage - 1, next);
+        const int next = k_tile + STAGES - 1, next_stage = stage == 0 ? STAGES - 1 : stage - 1;
+        if (next < end) copies.load(next_stage, next);
         copy_async_commit();
         copies.place(next + 1);
         const Element* const from = stages + stage * STAGE_ELEMENTS;
@@ -272,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 acc.multiply_add_step(now, with_ones);
             }
         }
+        if (next < end) copies.store(next_stage);
         if (++stage == STAGES) stage = 0;
     }
 

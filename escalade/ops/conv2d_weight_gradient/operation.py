@@ -87,6 +87,8 @@ SMALL_PROBLEMS = tuple(
         "10to10_7_k5s3p2d2g10_b1_bias",
         "58to30_7_k1s1_b3_bias",  # 116 and 60 bytes per pixel
         "12to34_9x8_k3s2p2x0d1x2_b2",
+        "21to19_9x8_k3s1_b3_bias",  # odd numbers of channels and filters
+        "15to35_13_k1s1g5_b2",  # odd in each group
         "1to1_1_k1s1_b1",
     )
 )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture.joint import Joint, capture_step
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Graph, Input
 from escalade.engine.nodes.elementwise import Add
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.norms import LayerNormBackward
@@ -21,6 +21,7 @@ from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import fuse_casts, lift_casts
 from escalade.engine.passes.epilogues import fuse_biases
 from escalade.engine.passes.norms import fuse_norm_gradients
+from escalade.engine.passes.pointwise import fuse_siblings
 from escalade.engine.passes.stacks import join_gradients
 from escalade.engine.passes.step_permutes import sink_step_permutes
 
@@ -112,6 +113,44 @@ def test_layers_take_no_operand_of_another_type() -> None:
         for found, wanted in pairs:
             torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.1)
     assert fused
+
+
+def test_functions_of_the_same_values_are_computed_together() -> None:
+    """The gradients of both factors of a gate read its gradient, which nothing reads afterwards."""
+    _, joint = joint_of(lambda p, x: p.conv(x) * torch.tanh(p.other(x)))
+    given_as = {one.name: "nchw" for one in joint.graph.inputs if len(one.shape) == 4}
+    graph, apart = (
+        optimize_step(joint.graph, given_as, {}, without=without)
+        for without in (frozenset[str](), frozenset({"pointwise"}))
+    )
+    (fused,) = (node for node in graph if Pointwise.matches(node) and side_outputs_of(node, graph))
+    (other,) = side_outputs_of(fused, graph)
+    both = Pointwise().expression(fused)
+    assert len(both.results) == 2 and other.inputs.items() >= fused.inputs.items()
+    assert not any(Pointwise.matches(node) and side_outputs_of(node, apart) for node in apart)
+    values = given_to(joint.graph)
+    for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "last", "fused"),
+    [
+        (("u", "v"), {"x": "t", "a": "a"}, ["u"]),
+        (("t", "u", "v"), {"x": "t", "a": "a"}, []),  # t stays alive, and v would for longer
+        (("v",), {"x": "t", "a": "u"}, []),  # v is computed from u
+    ],
+)
+def test_a_function_joins_another_one_if_its_result_takes_the_place_of_a_value(
+    outputs: tuple[str, ...], last: dict[str, str], fused: list[str]
+) -> None:
+    inputs = tuple(Input(name, (2, 8), "float32") for name in ("g", "a"))
+    graph = Graph(inputs, {}, {}, outputs, output_types=("float32",) * len(outputs), typed=True)
+    reads = {"t": {"x": "g", "a": "a"}, "u": {"x": "t", "a": "g"}, "v": last}
+    for name, values in reads.items():
+        graph.append(Pointwise.node(name, values, {"expression": "tanh(x) * a"}, (2, 8), "float32"))
+    fuse_siblings(graph)
+    assert [node.name for node in graph if Pointwise.matches(node) and side_outputs_of(node, graph)] == fused
 
 
 class Norms(nn.Module):

@@ -362,7 +362,7 @@ def test_sixteen_images_at_a_time_are_preferred_where_there_are_so_many() -> Non
     assert choose(OPERATION, half("64to64_56_k3s1_b4"), CPU).rung is WGMMA
     assert choose(OPERATION, half("64to64_56_k1s1_b256"), CPU).rung is WGMMA
     assert choose(OPERATION, half("3to64_224_k7s2_b256"), CPU).rung is FEW_CHANNELS
-    assert choose(OPERATION, half("3to60_224_k7s2_b256"), CPU).rung.name == "direct"
+    assert choose(OPERATION, half("3to60_224_k7s2_b256"), CPU).rung.name == "tensor_core"
     assert choose(OPERATION, half("58to60_28_k1s1_b256"), CPU).rung.name == "tensor_core"
     assert choose(OPERATION, half("256to3_32_k3s1_b256"), CPU).rung.name == "skinny"
 

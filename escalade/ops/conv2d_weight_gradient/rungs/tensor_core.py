@@ -29,6 +29,8 @@ STAGES = (3, 4)
 GAP = 8
 """Elements between rows in shared memory."""
 WARP = 32
+WORD_BYTES = 4
+"""Least bytes of a cp.async."""
 WINDOW_BYTES = 16
 MOST_BLOCKS = 8
 MOST_CONFIGS = 8
@@ -38,13 +40,16 @@ LINE_BYTES = 128
 """Bytes that shared memory reads per clock."""
 COPY, WINDOW_COPY = 12.0, 20.0
 """Instructions per copy: address, bounds, and the copy; of an input behind a window that is looked up."""
+THROUGH_REGISTERS = 8.0
+"""Additional instructions of a copy too narrow for cp.async (a guess)."""
 ISSUE_RATE = 2.5
 """Instructions that an SM issues per clock in loops with dependences."""
 MEASURED = {2: 1.5, 4: 2.2}
 """Measured / modeled cycles by bytes per element, fitted on 3072to768_1_k1s1_b6304 and 64to64_56_k3s1_b64 (H200).
 32-bit operands are read and rounded one by one."""
-TURN = 250.0
-"""Clocks per k-tile of a CTA alone: its wait, barrier and first operands, which other CTAs hide."""
+TURN, LOADED_TURN = 250.0, 900.0
+"""Clocks per k-tile of a CTA alone: its wait, barrier and first operands, which other CTAs hide; with copies through
+registers also the latency of a load, as only one k-tile is in flight (a guess)."""
 
 
 @dataclass(frozen=True)
@@ -108,23 +113,28 @@ class _Tiling:
         multiplied = products * f.element_bytes / (2 * self.card.rates.mma_products)
         read_by_warp = (c.filters // 2 + 32) * c.pixels * f.element_bytes
         read = c.threads / WARP * read_by_warp / LINE_BYTES
-        gradients = c.filters // copied_at_once(f.group_filters, f.element_bytes)
-        inputs = c.columns // copied_at_once(f.group_channels, f.element_bytes)
         is_pointwise = f.taps == 1 and f.stride == (1, 1) and f.padding == (0, 0)
-        of_input = COPY if is_pointwise else WINDOW_COPY
-        issued = c.pixels * (gradients * COPY + inputs * of_input) / WARP / ISSUE_RATE
+        issued, turn = 0.0, TURN
+        for tile, elements, each in (
+            (c.filters, f.group_filters, COPY),
+            (c.columns, f.group_channels, COPY if is_pointwise else WINDOW_COPY),
+        ):
+            unit = copied_at_once(elements, f.element_bytes)
+            if unit * f.element_bytes < WORD_BYTES:
+                each, turn = each + THROUGH_REGISTERS, LOADED_TURN
+            issued += c.pixels * tile / unit * each / WARP / ISSUE_RATE
         copied = self.stage_bytes / self.card.rates.copies.mma_ring.alone
         busy = sorted((multiplied, read, issued, copied))
         taken = MEASURED[f.element_bytes] * (busy[3] + 0.3 * busy[2])
-        cycles = max(taken * c.blocks_per_sm, TURN)
+        cycles = max(taken * c.blocks_per_sm, turn)
         slots = self.card.multiprocessors * c.blocks_per_sm
         elements = self.problem.part_elements
         return parts.SplitWork(self.tiles, self.k_tiles, cycles, slots, elements, self.card, direct=True)
 
 
 def copied_at_once(elements: int, element_bytes: int) -> int:
-    """Return the elements per copy for rows of `elements`: 16, 8 or 4 bytes."""
-    return next(size for size in (16, 8, 4) if elements * element_bytes % size == 0) // element_bytes
+    """Return the elements per copy for rows of `elements`: 16, 8, 4 or 2 bytes."""
+    return next(size for size in (16, 8, 4, 2) if elements * element_bytes % size == 0) // element_bytes
 
 
 def _candidates(problem: Conv2dWeightGradientProblem, card: Card) -> Iterator[_Tiling]:
@@ -162,12 +172,6 @@ class TensorCore(WeightGradientRung[TensorCoreConfig]):
 
     def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
-        word = 4 // f.element_bytes
-        if f.group_channels % word or f.group_filters % word:
-            return (
-                f"{self.name} copies whole words: it takes an even number of channels and filters per group in 16 "
-                f"bits, not {f.group_channels} and {f.group_filters}; direct takes any"
-            )
         if f.groups > 1 and f.group_channels == 1:
             return f"{self.name} would compute 32 products for each of {f.name}; depthwise takes it"
         if f.output_pixels >= 2**31:

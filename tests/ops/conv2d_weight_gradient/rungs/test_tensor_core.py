@@ -23,13 +23,20 @@ def posed(name: str, dtype: str = "fp16") -> Conv2dWeightGradientProblem:
     return replace(Conv2dWeightGradientProblem.parse(name), dtype=dtype, layout="nhwc")
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("6to34_12x9_k3s1_b2_bias", "fp16"),
+        ("6to34_12x9_k3s1_b2_bias", "fp32"),
+        ("7to33_12x9_k3s1_b2_bias", "bf16"),  # odd numbers of 16-bit elements, which cp.async cannot copy
+    ],
+)
 @pytest.mark.parametrize("stages", [3, 4])
-def test_stages_and_windows_are_refilled(dtype: str, stages: int, seed: int) -> None:
+def test_stages_and_windows_are_refilled(name: str, dtype: str, stages: int, seed: int) -> None:
     """216 output pixels: parts of five k-tiles and of two, more than stages and fewer."""
     config = TensorCoreConfig(32, 64, 32, stages, blocks_per_sm=1, part_tiles=5)
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
-    check(OPERATION, TENSOR_CORE, posed("6to34_12x9_k3s1_b2_bias", dtype), config, CPU, seed, options)
+    check(OPERATION, TENSOR_CORE, posed(name, dtype), config, CPU, seed, options)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])
@@ -41,14 +48,6 @@ def test_cards_without_wgmma_choose_it(architecture: str) -> None:
     assert min(taken, key=lambda rung: rung.least(problem)).name == "tensor_core"
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "reason"),
-    [
-        ("5to8_9_k3s1_b2", "fp16", "an even number of channels"),
-        ("8to8_9_k3s1g8_b2", "tf32", "depthwise takes it"),
-    ],
-)
-def test_refusals(name: str, dtype: str, reason: str) -> None:
-    refusal = TENSOR_CORE.refusal(posed(name, dtype))
-    assert refusal is not None and reason in refusal
-    assert TENSOR_CORE.refusal(posed("5to8_9_k3s1_b2", "tf32")) is None
+def test_refusals() -> None:
+    refusal = TENSOR_CORE.refusal(posed("8to8_9_k3s1g8_b2", "tf32"))
+    assert refusal is not None and "depthwise takes it" in refusal
