@@ -278,7 +278,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("operation", "rung", "architecture", "turn"), cases, ids=names)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 def test_every_rung_compiles_and_keeps_its_registers(
     operation: Operation[Any],
     rung: Rung[Any],

@@ -115,7 +115,7 @@ def test_changed_bytes_are_noticed(original: tuple[Contents, bytes, Engine], tmp
     assert refused > BYTES * 0.95
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_changed_graphs_are_sentences_or_engines(
     original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path, piece: int

@@ -106,7 +106,7 @@ def _one_element(y: torch.Tensor) -> None:
     y[11, 3] += 0.3
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("shape", [(65536, 64), (65536, 4, 4, 4)])
 @pytest.mark.parametrize("harm", [_zeroed, _swapped, _scaled, _one_element])
 def test_one_row_that_is_wrong_among_thousands_is_seen(

@@ -87,12 +87,12 @@ def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
 # --- results of a rung
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> None:
     check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
     operation: Operation[Any], rung: Rung[Any], smallest: Any, seed: int, sample: Sample
 ) -> None:
@@ -130,7 +130,7 @@ UNEVEN = {
 """Problems whose rows and columns differ in every size; a rung is tested on the first that it supports."""
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("operation", "rung"),
     [

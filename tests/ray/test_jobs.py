@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ dataset = pytest.importorskip(
 from escalade_apps.ray import Job, Network, Part  # noqa: E402
 from tests.ray import workers  # noqa: E402
 
-IMAGES, SHARD = 500, 50
-UNREADABLE = 17
+IMAGES, SHARD = 60, 10
+UNREADABLE = 7
 """The file that is not an image."""
 
 
@@ -59,10 +60,7 @@ def written(part: pathlib.Path) -> tuple[int, int]:
     return part.stat().st_ino, part.stat().st_mtime_ns
 
 
-@pytest.mark.share(2)  # minutes on two cores: every process of Ray imports PyTorch
-def test_a_killed_worker_loses_no_image_and_repeats_none(
-    address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def _kill_worker(address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path) -> None:
     results = tmp_path / "results"
     job = Job(
         [str(images), str(images / "003.png")], str(results), Network.read(network),
@@ -77,10 +75,7 @@ def test_a_killed_worker_loses_no_image_and_repeats_none(
         Job([str(images)], str(results), Network.read(network), top=2, shard=SHARD)
 
 
-@pytest.mark.share(2)  # minutes on two cores: every process of Ray imports PyTorch
-def test_a_killed_driver_is_restarted_and_continues(
-    address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def _kill_driver(address: str, images: pathlib.Path, network: pathlib.Path, tmp_path: pathlib.Path) -> None:
     results = tmp_path / "results"
     arguments = (address, images, results, network, SHARD)
     killed = fresh.python("-m", workers.__name__, *map(str, arguments))
@@ -101,3 +96,15 @@ def test_a_killed_driver_is_restarted_and_continues(
     require_all_once(results, "csv", images, network)
     assert {part: written(part) for part in there} == there
     assert list((results / "_unfinished").iterdir()) == []
+
+
+@pytest.mark.share(7)  # a minute on two cores: every process of Ray imports PyTorch
+@pytest.mark.parametrize("kill", [_kill_worker, _kill_driver])
+def test_no_image_is_lost_or_repeated(
+    kill: Callable[..., None],
+    address: str,
+    images: pathlib.Path,
+    network: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:
+    kill(address, images, network, tmp_path)

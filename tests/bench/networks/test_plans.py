@@ -41,7 +41,7 @@ IN_TF32: dict[str, str] = {}
 """Networks whose tf32 plans have other steps."""
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pytorch_does_no_more_of_a_network_than_is_written_down(name: str) -> None:
     torch.manual_seed(0)

@@ -113,7 +113,7 @@ def test_possible_dependence_on_the_batch_is_left_to_export(function: Callable[.
     assert not _follows(Call(function), torch.randn(2, 3, 4))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "function",
     [

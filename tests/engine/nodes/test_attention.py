@@ -142,7 +142,7 @@ def operations(steps: list[PlanStep]) -> list[str]:
     return [step.lowered.operation.name if step.lowered else "PyTorch" for step in steps]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @torch.no_grad()
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -191,7 +191,7 @@ def test_attention_to_other_tokens() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.share(2)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_windows_have_a_bias_that_repeats_from_image_to_image(dtype: str, shift: int) -> None:

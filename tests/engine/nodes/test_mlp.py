@@ -182,7 +182,7 @@ def test_other_fusion_levels_keep_every_layer_apart(fusion: FusionLevel) -> None
     assert difference(engine(x), model(x)) < TOLERANCE["fp32"]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("bands", "frames", "latent"),
     [(40, 1, 8), (64, 10, 16), (128, 5, 32), (48, 3, 128), (128, 10, 32), (7, 2, 3)],
@@ -403,7 +403,7 @@ def test_a_chain_that_is_compared_with_pixels_takes_them_in_order() -> None:
     check(model, graph, 8, 6, 7)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("score", [False, True])
 def test_kernels_match_the_plan(score: bool, dtype: str) -> None:

@@ -227,7 +227,7 @@ COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...
 }  # fmt: skip
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", COMPOSED)
 def test_operators_that_others_express_leave_nothing_to_pytorch(name: str) -> None:
     function, shape = COMPOSED[name]

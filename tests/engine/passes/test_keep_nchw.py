@@ -42,7 +42,7 @@ def plan_rungs(model: nn.Module, x: torch.Tensor, card: Card = H200, dtype: str 
     return [step.choice.rung.name for step in plan.steps if step.choice]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("chain", ["one step", "a scale behind an activation", "a pool", "transposed"])
 def test_short_chains_of_large_images_stay_in_nchw(chain: str) -> None:
     model, rungs = CHAINS[chain]
@@ -60,7 +60,7 @@ def test_convolutions_in_nchw_compute_the_pool_behind_them(pool: nn.Module) -> N
     assert plan_rungs(model, torch.empty(32, 8, 128, 128)) == ["planes"]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("model", "rungs"), CHAINS.values(), ids=CHAINS)
 def test_results_are_right_for_inputs_in_any_memory(
     model: nn.Module, rungs: list[str], monkeypatch: pytest.MonkeyPatch

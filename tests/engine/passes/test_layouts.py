@@ -76,7 +76,7 @@ def _planned(name: str, dtype: str = "fp32") -> Graph:
     return for_batch(optimize(graph, dtype), dtype, 2)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("device", ["cpu", "twin"])
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_the_models(name: str, device: str) -> None:

@@ -116,7 +116,7 @@ class Attention(nn.Module):
         return self.slopes(z), z.mean((2, 3)) * 2 - z.amax((2, 3))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_kernels_match_the_model(dtype: str) -> None:
     torch.manual_seed(5)

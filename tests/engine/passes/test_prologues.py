@@ -140,7 +140,7 @@ def test_a_rung_that_has_failed_is_not_counted_on() -> None:
     )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_the_kernels_compute_it(dtype: str) -> None:

@@ -206,7 +206,7 @@ def check_memory(plan: Plan) -> None:
                     assert start >= other_high or other_low >= end, (label, other)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
 def test_no_value_is_overwritten_while_it_is_read(small: list[Graph], dtype: str) -> None:
     for graph in small:

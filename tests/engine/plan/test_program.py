@@ -255,7 +255,7 @@ class Watching:
         return True
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @torch.no_grad()
 @pytest.mark.parametrize("returned", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

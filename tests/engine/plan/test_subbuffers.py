@@ -153,7 +153,7 @@ def test_blocks_compute_their_formulas(name: str) -> None:
     agree(BLOCKS[name](), (64, 16, 16), "cpu")
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "function",
     [

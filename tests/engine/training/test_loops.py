@@ -192,7 +192,7 @@ class _Attention(nn.Module):
         return self.body(x)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", _MODELS)
 def test_models(name: str) -> None:
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ _LOSSES: dict[str, tuple[Loss, Callable[[], Batch]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", _LOSSES)
 def test_losses(name: str) -> None:
     torch.manual_seed(0)

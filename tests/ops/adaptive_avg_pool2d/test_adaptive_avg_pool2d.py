@@ -91,7 +91,7 @@ def test_the_preferred_rung_follows_the_layout() -> None:
 # --- the operator
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("output", [1, (3, 2)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

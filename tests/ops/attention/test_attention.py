@@ -79,7 +79,7 @@ def test_strides_that_kernels_cannot_read_are_packed_first() -> None:
     assert at_of((96, 0, 8, 1), 4) == (0, 96, 0, 8)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("rung", "dtype"), RUNGS)
 @pytest.mark.parametrize(
     "sizes", [(2, 3, 21, 37), (1, 1, 21, 37), (1, 3, 1, 37), (2, 1, 21, 1), (1, 37), (21, 37)]
@@ -119,7 +119,7 @@ def test_numbers_that_are_not_finite(rung: str, dtype: str) -> None:
     assert called(rung, dtype, q, k, v, causal=True)[0, 0, :39].isfinite().all()
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("rung", "dtype"), RUNGS)
 @pytest.mark.parametrize(("queries", "keys"), [(70, 70), (33, 90), (90, 33), (1, 5)])
 def test_a_causal_query_reads_no_later_key(rung: str, dtype: str, queries: int, keys: int) -> None:
@@ -132,7 +132,7 @@ TILES = [
 ]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "tf32"])
 @pytest.mark.parametrize("config", TILES, ids=str)
 @pytest.mark.parametrize("seed", [1, 2])

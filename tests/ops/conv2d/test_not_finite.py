@@ -83,7 +83,7 @@ def require_as_promised(rung: Rung[Conv2dProblem], result: torch.Tensor, expecte
     )
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @each_rung
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2dProblem]) -> None:
     problem = problem_for(rung)
@@ -96,7 +96,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2
     require_as_promised(rung, run(rung, problem, inputs), expected)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_rung
 def test_what_is_too_large_is_infinite(rung: Rung[Conv2dProblem]) -> None:
     """Sums of 1.8 times the largest number; at the borders, where windows see less, they stay finite."""

@@ -44,7 +44,7 @@ def expected_gradient(
     return torch.autograd.grad(F.conv2d(x, weight, **options), x, gradient)[0]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

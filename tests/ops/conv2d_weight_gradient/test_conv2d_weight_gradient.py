@@ -140,7 +140,7 @@ ODD = (
 )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_fast_rung
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -193,13 +193,13 @@ def test_tensor_cores_add_up_few_upper_halves_in_fp32(rung: Any, most: int, conf
     check(OPERATION, rung, problem, config, CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.filters}x{tile.columns}")
 def test_every_tile_and_several_slabs_a_part(tile: WgmmaConfig, seed: int) -> None:
     check(OPERATION, WGMMA, half("72to264_9x8_k2x1s1p0_b5_bias"), replace(tile, part_slabs=3), CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rows", [1, 2, 3, 6])
 @pytest.mark.parametrize("columns", [1, 4, 7, 100])
 def test_parts_begin_and_end_within_strips(rows: int, columns: int, seed: int) -> None:
@@ -223,7 +223,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
     )
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:

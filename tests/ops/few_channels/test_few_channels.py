@@ -114,7 +114,7 @@ def test_blocks_of_the_lenet_waste_no_columns(name: str) -> None:
     assert config.run * config.segments == FewChannelsProblem.parse(name).conv_width
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("rung", "name", "layout", "config"),
     [
@@ -138,7 +138,7 @@ def test_parts_meet_without_gap_or_overlap(
     check(OPERATION, OPERATION.ladder.rung(rung), problem, config, CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ("fp16", "bf16"))
 @pytest.mark.parametrize("rung", ("streams", "half", "direct", "rows"))
 def test_16_bit_images(rung: str, dtype: str, seed: int) -> None:
@@ -165,7 +165,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str) -> No
 # --- the operator
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("memory_format", (torch.contiguous_format, torch.channels_last))
 @pytest.mark.parametrize("source", (torch.float32, torch.uint8))
 def test_the_operator_is_the_composition(memory_format: torch.memory_format, source: torch.dtype) -> None:

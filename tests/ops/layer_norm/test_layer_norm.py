@@ -66,7 +66,7 @@ def test_many_narrow_rows_leave_no_thread_idle() -> None:
     assert config["row_threads"] * config["packs"] == 12
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("rows", "features", "rms"),
     [(37, 64, False), (41, 64, True), (19, 44, False), (530, 24, False), (3, 520, False)],

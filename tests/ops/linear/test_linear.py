@@ -136,7 +136,7 @@ def means_by(rung: str, problem: LinearProblem, inputs: dict[str, torch.Tensor])
     return y
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("rung", ["naive", "pooled"])
 def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> None:
@@ -228,7 +228,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.escalade.linear.default, (*needs, True))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 2096, 40), (3, 64, 16), (8, 1032, 33), (19, 1160, 37), (32, 40, 70)]

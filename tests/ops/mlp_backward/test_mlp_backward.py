@@ -201,7 +201,7 @@ def test_rows_that_are_not_there_add_nothing(rung: str) -> None:
     assert torch.equal(found[0], torch.tensor([[float("inf")] * 2, [1.0] * 2], dtype=dtype))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("error", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_mlp_has_a_gradient(dtype: torch.dtype, error: bool) -> None:
@@ -264,7 +264,7 @@ def test_tensors_that_pose_no_problem() -> None:
             mlp_backward(*arguments)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("name", ["2x8n-8bg_16-4_4n-4bg_4-16_2x8-8b_b22_dx", "72n-72b_72-136_136-72br_b9"])
 def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
@@ -276,7 +276,7 @@ def test_a_block_takes_many_tiles(name: str, rows: int, seed: int) -> None:
     check(operation, rung, problem, config, CPU, seed, options)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", ["tensor_core", "folded"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def train(
     return losses
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("score", [False, True])
 def test_the_spectral_autoencoder_learns_the_same(score: bool) -> None:
     torch.manual_seed(5)

@@ -37,7 +37,7 @@ def test_the_gradient_is_pytorchs() -> None:
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "var", "logsumexp"])
 def test_what_is_not_finite_stays_in_its_result(rung: Rung[ReduceProblem], kind: str) -> None:
@@ -55,7 +55,7 @@ def test_a_logsumexp_of_nothing_likely_is_minus_infinity() -> None:
     assert ops.reduce(x, "logsumexp").eq(-torch.inf).all()
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
 @pytest.mark.parametrize("reduced", [21, 6000])
@@ -123,7 +123,7 @@ def test_columns_that_fill_the_card_take_one_launch() -> None:
         assert (config["threads"], config["packs"], config["width"]) == expected, name
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ["sum", "var", "logsumexp"])
 @pytest.mark.parametrize(("reduced", "inner"), [(70, 7), (67, 40), (5, 264), (600, 3)])
 def test_every_width_of_columns(reduced: int, inner: int, kind: str, seed: int) -> None:
@@ -133,7 +133,7 @@ def test_every_width_of_columns(reduced: int, inner: int, kind: str, seed: int) 
         check(REDUCE, rung, problem, config, CPU, seed, TwinOptions(checks=True))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ["sum", "var"])
 @pytest.mark.parametrize(("batch", "reduced"), [(37, 64), (300, 24), (19, 100), (5, 1000)])
 def test_every_split_of_rows_over_threads(batch: int, reduced: int, kind: str, seed: int) -> None:

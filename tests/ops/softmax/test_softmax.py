@@ -86,7 +86,7 @@ def test_infinities_in_a_row_too_wide_for_registers() -> None:
     assert_close(softmax(x), formulas.softmax(x))
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 50), (4, 1), (5, 1536)])
 def test_it_agrees_with_pytorch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -235,7 +235,7 @@ def test_halves_of_weights_add_up() -> None:
 # --- non-finite values
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("relu", (True, False))
 @pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup", "streamed"))
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu: bool) -> None:

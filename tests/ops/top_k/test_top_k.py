@@ -60,7 +60,7 @@ def test_names_and_sizes() -> None:
         TopKProblem(1, 2**24, 5)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("k", [1, 5, 32])
 def test_of_equal_logits_the_lower_class_comes_first(rung: str, k: int) -> None:
@@ -87,7 +87,7 @@ def test_nan_and_infinities_have_their_places(rung: str) -> None:
     assert_ranked(x, 5, rung)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 50), (1, 5000)])
 def test_it_agrees_with_pytorch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -64,7 +64,7 @@ def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize(
     "name",

@@ -70,7 +70,7 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(problem, **changes)) or "")
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("filter_size", [5, 7])
 def test_the_best_configs_do_not_spill(filter_size: int, sample: Sample) -> None:
     problem = depthwise(96, 56, filter_size, batch=32, bias=True, activation="silu(x)")

@@ -164,7 +164,7 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(RESNEXT, **changes)) or "")
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "problem",
     [

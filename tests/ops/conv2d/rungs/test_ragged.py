@@ -41,7 +41,7 @@ PROBLEMS = (
 )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.name}_{problem.dtype}")
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)

@@ -38,7 +38,7 @@ CASES = (
 )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: getattr(value, "name", None))
 def test_tiles_that_end_anywhere(problem: Conv2dProblem, config: ResidentConfig, seed: int) -> None:
     check(CONV2D, RUNG, problem, config, CPU, seed)

@@ -86,7 +86,7 @@ def few_blocks(
     return replace(call, grid=(blocks * config.cluster, 1, 1))
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @each_rung
 @pytest.mark.parametrize("weights_ready", [False, True])
 def test_tiles_follow_each_other_without_a_race(
@@ -111,7 +111,7 @@ def test_tiles_follow_each_other_without_a_race(
         assert (y.double() - expected).norm() / expected.norm() < 1e-3, config
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("config", "apart"),
     [

@@ -98,7 +98,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, config: PlanesConfig, seed: int
     check(CONV2D, RUNG, problem, config, CPU, seed)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("problem", "config"), PROBLEMS.values(), ids=PROBLEMS)
 def test_tiles_that_follow_each_other(problem: Conv2dProblem, config: PlanesConfig, seed: int) -> None:
     """Copies and products finish as late as allowed, so that a stage freed too early is noticed."""

@@ -64,13 +64,13 @@ def run(
 # --- sizes
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_config
 def test_every_tile_is_right_where_the_last_is_not_full(config: SplitConfig, seed: int) -> None:
     problem = nhwc(3, 36, 9, 11, 130, 2, 1, bias=True, residual=True, relu=True)
@@ -87,7 +87,7 @@ def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed:
     check(CONV2D, RUNG.on(TINY), problem, config, CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_config
 def test_stages_are_reused_without_a_race(config: SplitConfig, seed: int) -> None:
     """Copies as late as allowed, shuffled threads."""
@@ -235,7 +235,7 @@ def test_the_blocks_of_a_multiprocessor_fit() -> None:
             assert (call.shared_bytes + 1024) * config.blocks_per_sm <= HOPPER_SHARED + 1024
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"bias": True, "residual": True, "relu": True}, {"filters": 101, "shortcut_channels": 64}],

@@ -93,7 +93,7 @@ STACKS = {
 }  # fmt: skip
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("problem", "images", "splits"), STACKS.values(), ids=STACKS)
 def test_several_images_share_their_padding(
     problem: Conv2dProblem, images: int, splits: int, seed: int
@@ -146,7 +146,7 @@ def test_tiles_follow_each_other_without_a_race(seed: int) -> None:
     assert (y.double() - expected).norm() / expected.norm() < 1e-3
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(2, 4), (3, 8), (1, 7)])
 def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual: bool, seed: int) -> None:
@@ -166,7 +166,7 @@ def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual:
         )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("rows", "columns", "width", "splits"),
     [(1, 9, 16, 4), (7, 7, 64, 8), (5, 7, 48, 4), (8, 29, 248, 2)],
@@ -184,7 +184,7 @@ def test_parts_are_pushed_without_a_race(rows: int, columns: int, width: int, sp
     check(CONV2D, RUNG, problem, config, CPU, seed, options)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("columns", [4, 7])
 def test_shortcuts_in_every_kind_of_tile(splits: int, columns: int, seed: int) -> None:

@@ -70,7 +70,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> None:
     """With one of the rungs, which both launch the same kernel; others every day."""

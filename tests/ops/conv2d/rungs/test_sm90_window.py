@@ -65,7 +65,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, WINDOW, problem, WINDOW.configs(problem)[0], CPU, seed)
@@ -81,7 +81,7 @@ def test_images_are_cut_anywhere(rows: int, columns: int, filter_width: int, see
     check(CONV2D, ONE_BLOCK, problem, config(problem, rows, columns), CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("residual", [False, True])
 def test_stages_and_panels_are_reused_without_a_race(stages: int, residual: bool, seed: int) -> None:
@@ -151,7 +151,7 @@ def whole_source() -> str:
     return planted(program.read(SOURCE), (f'#include "{header}"', text))
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_reported(bug: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     line, expected = BUGS[bug]
@@ -261,7 +261,7 @@ def test_the_first_config_is_what_was_fastest_on_an_h200(
     assert WINDOW.estimate(problem, chosen) == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_first_configs_do_not_spill(dtype: str, sample: Sample) -> None:
     for batch in (1, 256):

@@ -32,7 +32,7 @@ def in_parts(rung: Rung[Any], problem: Conv2dProblem, splits: int) -> MmaConfig:
     return replace(config, splits=splits)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("splits", [2, 3, 9, 16])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "tf32"])
 def test_parts_are_added_up(splits: int, dtype: str, seed: int) -> None:
@@ -85,7 +85,7 @@ def test_one_image_is_spread_over_the_card_in_one_launch(size: tuple[int, int, i
 SHORTCUT = replace(DEEP, filters=24, residual=False, shortcut_channels=64, shortcut_stride=2)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
     "change",

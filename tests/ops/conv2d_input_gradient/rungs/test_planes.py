@@ -22,7 +22,7 @@ def planes(name: str) -> Conv2dInputGradientProblem:
     return Conv2dInputGradientProblem.parse(name, "tf32", "nchw")
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "name",
     [

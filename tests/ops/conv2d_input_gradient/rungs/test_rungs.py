@@ -38,7 +38,7 @@ def test_a_shared_tile_in_several_chunks(layout: str, seed: int) -> None:
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed, options)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     "name",
@@ -247,7 +247,7 @@ def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> No
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "name",
     [
@@ -261,7 +261,7 @@ def test_tf32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "name",
     [
@@ -277,7 +277,7 @@ def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int, sample: 
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-6, 1.0, 1e5, 1e30])
 def test_gradients_of_any_magnitude_take_one_attempt(scale: float, seed: int) -> None:
     """In fp32: the first attempt samples the magnitudes, also if the largest is 50 times as large."""
@@ -305,7 +305,7 @@ def test_a_sample_that_misleads_is_made_up_for(outlier: float, seed: int) -> Non
     assert relative_error(y, OPERATION.reference(problem, inputs)) < 1e-6
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", ["64to64_9x11_k3s1_b1_mask", "64to64_9x11_k3s2_b1_mask"])
 @pytest.mark.parametrize("rung", ["window", "streamed_window"])
 def test_windows_of_every_config(rung: str, name: str, seed: int, sample: Sample) -> None:
@@ -324,7 +324,7 @@ def test_the_blocks_of_a_cluster_share_sums_only_where_results_lie_together() ->
     assert splits("64to256_7_k3s2_b1") == {1}
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("rung", ["tensor_core", "persistent", "window", "streamed_window"])
 def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     problem = half("64to64_5x6_k3s2_b1_mask")

@@ -78,7 +78,7 @@ def test_sizes_that_do_not_fit_the_fragments(name: str, dtype: str, layout: str)
     check(OPERATION, rung_for(problem), problem, default(problem), CPU, 1, options)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ("fp16", "bf16", "fp32"))
 @pytest.mark.parametrize(
     "name", ("1to4_12_k5_b3", "4to16_9x10_k3_b3_bias", "4to8_9_k3_b3_relu_pool2", "1to4_12_k5_b3_pool4c")
