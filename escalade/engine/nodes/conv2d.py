@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, Shape, dtype_name, product
 from escalade.engine.nodes.base import (
     CAPTURE,
     FOLDED,
@@ -24,7 +24,7 @@ from escalade.engine.nodes.base import (
 from escalade.engine.nodes.batch_norm import training_statistics
 from escalade.engine.nodes.lowering import FP32, NHWC, Forms, Lowered, problem_from
 from escalade.engine.nodes.pools import MaxPool2d
-from escalade.engine.nodes.rearrange import Pad2d
+from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -40,6 +40,7 @@ from escalade.engine.nodes.signature import (
     pair,
     require_positive,
 )
+from escalade.engine.nodes.views import Reshape
 from escalade.ops.batch_norm_backward import BatchNormBackwardProblem, gradients, masked
 from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
@@ -335,6 +336,16 @@ def _effective_stride(
     return rows, columns
 
 
+def _has_separate_windows(window: Mapping[str, Any], filters: Shape, image: Shape) -> bool:
+    """Return True if square windows cover an image side by side."""
+    size = filters[2]
+    return (
+        filters[2:] == window["stride"] == (size, size)
+        and (window["padding"], window["dilation"], window["groups"]) == ((0, 0), (1, 1), 1)
+        and all(isinstance(side, int) and side % size == 0 for side in image[2:])  # type: ignore[operator]
+    )
+
+
 def _convolution_backward(
     node: Node, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, result: int
 ) -> torch.Tensor:
@@ -384,6 +395,10 @@ class Conv2dInputGradient(_Filters):
         match node.attributes["result"]:
             case 0 if is_transposed:
                 return Conv2d.instead_of(node, {"x": gradient, "weight": weight}, **window, relu=False)
+            case 0 if _has_separate_windows(window, graph.shape_of(weight), node.shape) and (
+                not is_worthwhile(window["stride"], 1)
+            ):
+                return self._by_window(node, gradient, weight, graph)
             case 0:
                 return self.instead_of(node, {"gradient": gradient, "weight": weight}, **window)
             case 1:
@@ -391,6 +406,25 @@ class Conv2dInputGradient(_Filters):
                 inputs = {"x": image, "gradient": result}
                 return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
         return bias_gradient(node, gradient)
+
+    def _by_window(self, node: Node, gradient: str, weight: str, graph: Graph) -> Node:
+        """Return the gradient as that of a 1×1 convolution whose channels are the elements of a window."""
+        batch, filters, *sides = graph.shape_of(gradient)
+        _, channels, size, _ = graph.shape_of(weight)
+        elements = product((channels, size, size))
+        matrix = Reshape.node(
+            f"{node.name}_matrix",
+            {"x": weight},
+            {},
+            (filters, elements, 1, 1),
+            dtype_name(graph.dtype_of(weight)),
+        )
+        windows = self.node(
+            f"{node.name}_windows", {"gradient": gradient, "weight": graph.add(matrix)},
+            {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1},
+            (batch, elements, *sides), node.dtype,
+        )  # fmt: skip
+        return PixelShuffle.instead_of(node, {"x": graph.add(windows)}, factor=size, down=False)
 
     def takes_residual(self, node: Node) -> bool:
         return True

@@ -82,6 +82,9 @@ def _are_dims(value: Any) -> bool:
     return is_tuple and list(value) == sorted(set(value))
 
 
+_IMAGE_RANK = 4
+
+
 class Reduce(Operator):
     """y = kind of x over `dims`, with an expression `before` of each element and an activation of each result."""
 
@@ -120,7 +123,11 @@ class Reduce(Operator):
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
             relu=False,
         )  # fmt: skip
-        return known if graph.typed or are_adjacent(known, rank) else self._match_nonadjacent(known, graph)
+        if graph.typed:  # sizes are fixed; images are mostly in NHWC, but layouts are assigned later
+            may_fit = rank <= _IMAGE_RANK or _split_sizes((2,) * rank, tuple(range(rank)), known) is not None
+        else:
+            may_fit = are_adjacent(known, rank)
+        return known if may_fit else self._match_nonadjacent(known, graph)
 
     def _match_nonadjacent(self, node: Node, graph: Graph) -> Node:
         """Return a reduction of dimensions that are not adjacent in memory: they are moved behind the others first."""

@@ -258,6 +258,36 @@ def test_kernels_have_all_gradients_of_separable_convolutions() -> None:
     assert not any(op.startswith("conv2d") for op in in_pytorch), "of any number of groups"
 
 
+class _Patches(nn.Module):
+    """Windows side by side, of more pixels than phases, behind a layer whose filters the model scales by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters, self.scale = (
+            nn.Parameter(torch.randn(2, 6, 3, 3, 3) / 9),
+            nn.Parameter(torch.rand(1, 1, 3, 1, 1)),
+        )
+        self.patches = nn.Conv2d(12, 7, 5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filters = (self.filters * self.scale).flatten(0, 1)
+        return self.patches(F.conv2d(x, filters, padding=1)).flatten(1)
+
+
+def test_kernels_have_all_gradients_of_patches_and_of_scaled_filters() -> None:
+    torch.manual_seed(0)
+    model = _Patches()
+    expected = copy.deepcopy(model)
+    x, target = torch.randn(3, 3, 10, 15), torch.tensor([0, 1, 41])
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    step = escalade.training_step(model, F.cross_entropy, own, (x, target), device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.cross_entropy, theirs, x, target), 1e-4)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-4)
+    in_pytorch = {one.node.op for one in step.plan.steps if one.runs and one.in_pytorch}
+    assert not [op for op in in_pytorch if op.startswith("conv2d") or op == "reduce"]
+
+
 class _Graph:
     """Replacement for a CUDA graph: repeat the recorded work."""
 
