@@ -37,6 +37,7 @@ class FunctionalReader(FxReader):
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
         _layers_to_images(module.graph)
+        _adaptive_to_max_pools(module.graph)
         module.graph.eliminate_dead_code()
         self._module = module
         self._title = title
@@ -185,6 +186,30 @@ def _layers_to_images(graph: torch.fx.Graph) -> None:
         )
 
 
+def _adaptive_to_max_pools(graph: torch.fx.Graph) -> None:
+    """Replace adaptive maxima, and their gradients, by those of windows of one size where all are."""
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target is aten.adaptive_max_pool2d.default:
+            x, rest = node.args[0], []
+            pooled = node.meta["val"][0].shape
+        elif node.target is aten.adaptive_max_pool2d_backward.default:
+            _, x, *rest = node.args
+            pooled = node.args[0].meta["val"].shape
+        else:
+            continue
+        sides = list(zip(x.meta["val"].shape[-2:], pooled[-2:], strict=True))
+        if any(not own or side % own for side, own in sides):
+            continue
+        window = [side // own for side, own in sides]
+        if rest:
+            node.target = aten.max_pool2d_with_indices_backward.default
+            node.args = (node.args[0], x, window, window, [0, 0], [1, 1], False, *rest)
+        else:
+            node.target = aten.max_pool2d_with_indices.default
+            node.args = (x, window, window)
+
+
 def _image_sizes(shape: Sequence[int]) -> list[int]:
     """Return the sizes of an image with the same elements per channel, in the same order."""
     batch, channels, *places = shape
@@ -227,7 +252,8 @@ def operators_with_kernels() -> Iterator[None]:
                 overload.py_kernels.pop(key, None)
             overload._dispatch_cache.clear()
         for overload, decomposed in _INTO_KERNELS.items():
-            overload.py_kernels |= dict.fromkeys(keys, decomposed)
+            is_composite = overload.has_kernel_for_dispatch_key(keys[1])
+            overload.py_kernels[keys[is_composite]] = decomposed
         yield
     finally:
         for overload, own in kernels.items():
@@ -257,10 +283,42 @@ class _Prelu(torch.autograd.Function):
         return torch.where(x > 0, gradient, weight * gradient), dw
 
 
+class _Amax(torch.autograd.Function):
+    """Maximum, whose gradient PyTorch computes with a count of bools in int64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        dims = [one % x.dim() for one in dim] or list(range(x.dim()))
+        with torch._C._AutoDispatchBelowAutograd():  # PyTorch's own
+            y = x.amax(dims, keepdim=True)
+        ctx.save_for_backward(x, y)
+        ctx.dims = dims
+        return y if keepdim else y.squeeze(dims)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        x, y = ctx.saved_tensors
+        is_largest = x == y
+        count = torch.where(is_largest, 1.0, 0.0).to(x.dtype).sum(ctx.dims, keepdim=True)
+        return torch.where(is_largest, gradients[0].reshape(y.shape) / count, 0), None, None
+
+
+def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    values, gates = x.chunk(2, dim)
+    return values * torch.sigmoid(gates)
+
+
+def _log_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return -torch.nn.functional.softplus(-x)
+
+
 # Their gradients are then of operators that there are kernels for.
 _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten._weight_norm.default: _weight_norm,
     torch.ops.aten._prelu_kernel.default: _Prelu.apply,
+    torch.ops.aten.amax.default: _Amax.apply,
+    torch.ops.aten.glu.default: _glu,
+    torch.ops.aten.log_sigmoid.default: _log_sigmoid,
 }
 
 

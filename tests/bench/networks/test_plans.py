@@ -33,7 +33,7 @@ IN_PYTORCH = {
     "group_norm": "",
     "vgg": "",
     "alexnet": "",
-    "vit": "permute 5, select 3, attention 1",
+    "vit": "permute 4, select 3, attention 1",
     "upscaling": "",
 }
 """Steps by operator, the most frequent first, in fp16 plans."""

@@ -288,6 +288,41 @@ def test_kernels_have_all_gradients_of_patches_and_of_scaled_filters() -> None:
     assert not [op for op in in_pytorch if op.startswith("conv2d") or op == "reduce"]
 
 
+class _Maxima(nn.Module):
+    """Largest elements of images, of groups of channels and of windows; and gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.slopes, self.second = nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(4, 6, 1)
+        self.windows, self.image = nn.AdaptiveMaxPool2d((4, 3)), nn.AdaptiveMaxPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.slopes(self.first(x))
+        x = torch.stack([x, x.detach()], 1).amax(1)  # of equal elements each has a share of the gradient
+        scale = x.amax((2, 3)).unflatten(1, (2, 4)).sum(1)
+        x = F.logsigmoid(x.unflatten(1, (2, 4)).amax(1)) * scale[..., None, None]
+        x = F.glu(self.second(self.windows(x)), 1)
+        return torch.cat([self.image(x).flatten(1), x.amax((1, 2, 3), keepdim=True).flatten(1)], 1)
+
+
+@pytest.mark.parametrize("backend", [False, True])
+def test_kernels_have_the_gradients_of_maxima_and_gates(backend: bool) -> None:
+    torch.manual_seed(0)
+    model = _Maxima().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model)
+    x, target = torch.randn(3, 3, 10, 8), torch.tensor([0, 1, 3])
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    if backend:
+        compiled: Any = torch.compile(model, backend="escalade")
+        step: Any = lambda x, target: _plain(compiled, F.cross_entropy, own, x, target)  # noqa: E731
+    else:
+        step = escalade.training_step(model, F.cross_entropy, own, (x, target), device="twin")
+        assert not [one.node.attributes["target"] for one in step.plan.fallbacks if one.node.op == "aten"]
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.cross_entropy, theirs, x, target), 1e-4)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-4)
+
+
 class _Graph:
     """Replacement for a CUDA graph: repeat the recorded work."""
 

@@ -58,7 +58,7 @@ def test_a_logsumexp_of_nothing_likely_is_minus_infinity() -> None:
 @pytest.mark.share(7)
 @pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
-@pytest.mark.parametrize("reduced", [21, 6000])
+@pytest.mark.parametrize("reduced", [21, 20000])
 def test_an_index_is_that_of_the_first_extreme(rung: Rung[ReduceProblem], kind: str, reduced: int) -> None:
     """As in PyTorch, NaN is the extreme of both kinds, and zeros are equal whatever their signs."""
     x = torch.randn(9, reduced).mul(2).round().clamp(-3, 3)
@@ -74,7 +74,7 @@ def test_an_index_is_that_of_the_first_extreme(rung: Rung[ReduceProblem], kind: 
     configs = rung.configs(problem)
     assert (
         rung.name == "naive"
-        or reduced < 6000
+        or reduced == 21
         or any(len(rung.recipe(problem, one).steps) == 2 for one in configs)
     )
     expected = getattr(torch, kind)(x, 1)
