@@ -60,6 +60,7 @@ def test_every_example_is_here() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == PROMISED.keys() | SERVICES
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", sorted(PROMISED))
 def test_an_example_runs_without_a_gpu(name: str) -> None:
     run(name, CUDA_VISIBLE_DEVICES="")

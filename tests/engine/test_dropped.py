@@ -88,6 +88,7 @@ def test_an_engine_leaves_nothing_of_its_model(device: str) -> None:
     assert {tensor.data_ptr() for tensor in left_behind(work)} <= own
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize(("device", "dtype"), [("twin", "fp16"), ("cpu", "fp32")])
 def test_a_training_step_leaves_neither_model_nor_optimiser(device: str, dtype: str) -> None:
     def work() -> None:

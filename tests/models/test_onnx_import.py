@@ -345,6 +345,7 @@ def _exported(network: nn.Module, x: torch.Tensor, path: pathlib.Path, **how: An
     torch.onnx.export(network, (x,), str(path), input_names=["x"], verbose=False, **how)
 
 
+@pytest.mark.share(7)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("opset", [13, 20, 21])
 def test_a_network_with_open_sizes_is_captured_for_every_size(tmp_path: pathlib.Path, opset: int) -> None:

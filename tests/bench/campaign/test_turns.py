@@ -75,6 +75,7 @@ def test_one_process_at_a_time_has_the_gpu_and_none_runs_beside_a_timing(tmp_pat
     assert sorted(ended) == [(name, False) for name in "abcd"] and cut == []
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("lost", ["exit in a turn", "exit in silence", "hang in silence"])
 def test_a_process_that_exits_or_hangs_is_replaced(
     tmp_path: pathlib.Path, lost: str, capfd: pytest.CaptureFixture[str]

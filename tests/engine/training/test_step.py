@@ -305,6 +305,7 @@ class _Maxima(nn.Module):
         return torch.cat([self.image(x).flatten(1), x.amax((1, 2, 3), keepdim=True).flatten(1)], 1)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("backend", [False, True])
 def test_kernels_have_the_gradients_of_maxima_and_gates(backend: bool) -> None:
     torch.manual_seed(0)
@@ -443,6 +444,7 @@ class _Norms(nn.Module):
         return x
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("kind", "dtype"), [(nn.LayerNorm, "fp32"), (nn.LayerNorm, "bf16"), (_WideNorm, "bf16")]
 )
@@ -511,6 +513,7 @@ class _InstanceNorms(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("kind", "dtype", "norms"),
     [
@@ -605,6 +608,7 @@ class _Softmaxes(nn.Module):
         return inner.square().mean(1) + logs
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_kernels_have_the_gradients_of_softmax(dtype: str) -> None:
     torch.manual_seed(0)
@@ -745,6 +749,7 @@ class _Sequences(nn.Module):
         return self.head(self.rows(self.slopes(self.larger(self.last(x))).mean(-1)))
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_layers_on_sequences_rows_and_volumes_have_kernels(dtype: str) -> None:
     torch.manual_seed(0)
