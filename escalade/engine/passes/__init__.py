@@ -152,7 +152,7 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("mlp_backward", widen_mlp_gradients),
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),
-    ("pointwise", fuse_siblings),
+    ("siblings", fuse_siblings),
 )
 # Passes that compare estimates; they run after those.
 _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ...] = (

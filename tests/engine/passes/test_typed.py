@@ -121,7 +121,7 @@ def test_functions_of_the_same_values_are_computed_together() -> None:
     given_as = {one.name: "nchw" for one in joint.graph.inputs if len(one.shape) == 4}
     graph, apart = (
         optimize_step(joint.graph, given_as, {}, without=without)
-        for without in (frozenset[str](), frozenset({"pointwise"}))
+        for without in (frozenset[str](), frozenset({"siblings"}))
     )
     (fused,) = (node for node in graph if Pointwise.matches(node) and side_outputs_of(node, graph))
     (other,) = side_outputs_of(fused, graph)
