@@ -17,6 +17,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.movement import Move
+from escalade.engine.nodes.side_outputs import side_buffer_of
 from escalade.engine.nodes.views import Concatenate, Slice, concatenated_values
 from escalade.engine.plan.choices import StepChoices
 from escalade.ops.base.dtypes import VECTOR_BYTES
@@ -277,6 +278,8 @@ class _SubbufferAssignment:
         """Return True if a node can read or write a value at this location."""
         if role != RESULT and (Concatenate.matches(node) or Slice.matches(node)):
             return True  # these become subbuffers or copies, which accept any location
+        if role != RESULT and side_buffer_of(node) is not None:
+            return True  # its producer reads the same value
         if not subbuffer.pitch and not subbuffer.offset:
             return True
         size = self.forms[name].dtype.itemsize

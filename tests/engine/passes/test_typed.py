@@ -24,6 +24,8 @@ from escalade.engine.passes.norms import fuse_norm_gradients
 from escalade.engine.passes.pointwise import fuse_siblings
 from escalade.engine.passes.stacks import join_gradients
 from escalade.engine.passes.step_permutes import sink_step_permutes
+from escalade.engine.training.step import plan_training_step
+from escalade.ops.base.card import H200
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -131,6 +133,29 @@ def test_functions_of_the_same_values_are_computed_together() -> None:
     values = given_to(joint.graph)
     for found, wanted in zip(results(graph, values), results(joint.graph, values), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_of_several_results_read_parts_in_place() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(4, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values, gates = self.layer(x).chunk(2, 1)
+            return torch.tanh(values) * torch.sigmoid(gates)
+
+    model = Gate().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    example, optimizer = (x, torch.randn(2, 8, 6, 6)), torch.optim.SGD(model.parameters(), 0.1)
+    plan = plan_training_step(model, F.mse_loss, optimizer, example, "bf16", H200)
+    (gradients,) = (
+        step.node
+        for step in plan.steps
+        if Pointwise.matches(step.node) and ";" in step.node.attributes["expression"]
+    )
+    assert len(side_outputs_of(gradients, plan.graph)) == 1
+    assert not [step.node.name for step in plan.steps if step.node.name.endswith("_part")]
 
 
 @pytest.mark.parametrize(
