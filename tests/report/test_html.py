@@ -40,7 +40,7 @@ RECORDS = [
     replace(STEP, system="torch-graph", median_us=900.0), COUNTED, LEARNED,
     replace(NETWORK, problem="224_b1", batch=1),
 ]  # fmt: skip
-VOID = ("meta", "br", "hr", "img")
+VOID = ("meta", "br", "hr", "img", "wbr")
 
 
 @dataclass
