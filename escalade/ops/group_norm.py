@@ -680,7 +680,7 @@ def statistics(problem: GroupNormProblem, x: torch.Tensor) -> dict[str, torch.Te
 # --- the operation
 
 
-class GroupNorm(Operation[GroupNormProblem]):
+class GroupNormOperation(Operation[GroupNormProblem]):
     name = "group_norm"
     problem = GroupNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -722,7 +722,7 @@ class GroupNorm(Operation[GroupNormProblem]):
         return statistics(problem, inputs["x"].double()) if problem.statistics else {}
 
 
-GROUP_NORM = GroupNorm()
+GROUP_NORM = GroupNormOperation()
 
 
 # --- the PyTorch operator
