@@ -1,4 +1,4 @@
-"""Which rung is chosen by default."""
+"""The rungs that are chosen by default."""
 
 from __future__ import annotations
 
