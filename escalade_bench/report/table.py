@@ -36,6 +36,8 @@ _LOSSES = ("slower", "not right")
 """Prefixes of headings of counts that should be zero."""
 _DENSE, _UPRIGHT = 11, 20
 """From this many columns on, HTML uses a smaller font, so that the table fits next to the navigation."""
+_LONGEST_FIGURE = 20
+"""A longer cell of a column of figures is the reason why there is none, and may break anywhere."""
 _MEASURED = "measured"
 _STAMP = re.compile(r"\w+ \d\d-\d\d")
 _FIGURE = re.compile(r"[\d,]*\.?\d+")
@@ -165,7 +167,7 @@ class Table:
 
 
 def _kind(column: Column, cell: str = "") -> str:
-    kinds = [] if column.left else ["figure"]
+    kinds = [] if column.left else ["figure", *(["reason"] if len(cell) > _LONGEST_FIGURE else [])]
     if column.heading.startswith(_RATIOS) and cell.endswith("×"):
         kinds.append("faster" if float(cell[:-1].replace(",", "")) >= 1 else "slower")
     elif column.heading.startswith(_LOSSES) and cell not in ("", "0"):
