@@ -91,6 +91,9 @@ SMALL_PROBLEMS = tuple(
         "72to24_13x11_k3s1_b2_normx",
         "64to16_9_k1s1_b3_res_normoutput",
         "136to8_11_k1s1_b2_normnone",
+        "64to40_5x6_k3s1_b2_f3k3s1p1d1_mask",  # volumes
+        "24to64_4x7_k1x3s1_b2_f4k2s1p0d2_res",
+        "72to24_5_k3s1p0_b2_f3k3s1p1d1_normx",
     )
 )
 """Tested on the twin: odd sizes, strides with and without remainders, dilation, groups, padding beyond the filter, and

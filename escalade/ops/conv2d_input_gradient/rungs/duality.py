@@ -39,7 +39,7 @@ def too_many_phases(rung: str, forward: Conv2dProblem) -> str | None:
 
 def place_rows(forward: Conv2dProblem) -> int:
     """Return the contiguous rows of dx; in NCHW those of every channel."""
-    return forward.batch * forward.height * (1 if forward.layout == "nhwc" else forward.channels)
+    return forward.images * forward.height * (1 if forward.layout == "nhwc" else forward.channels)
 
 
 def flip(phase: PixelPhase, flipped: str, lane: int) -> KernelCall:
@@ -123,6 +123,7 @@ class PerPhase(InputGradientRung[C]):
 
     convolution: str
     """Name of the rung of conv2d."""
+    takes_frames = True
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
@@ -138,6 +139,9 @@ class PerPhase(InputGradientRung[C]):
         if place_rows(problem.forward) >= 2**31 - PLACE_THREADS:
             return f"{self.name} counts rows of pixels in 32 bits, not {place_rows(problem.forward)}"
         phases = pixel_phases(problem.forward)
+        f = problem.forward
+        if f.has_frames and (max(f.frame_stride, *f.stride) > 1 or not phases[0].whole):
+            return f"{self.name} takes volumes with stride 1, and padding up to the filter's size"
         met = [phase for phase in phases if phase.taps]
         if not met:
             return f"{self.name} needs a tap; no pixel of this image has one"
