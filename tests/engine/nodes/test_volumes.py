@@ -155,7 +155,7 @@ class _Resampled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.leaky_relu(self.norm(self.down(x)))
-        x = self.groups(F.avg_pool3d(F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 2, 2)))
+        x = F.avg_pool3d(self.groups(F.interpolate(x, scale_factor=2, mode="trilinear")), (2, 1, 2))
         return self.last(F.interpolate(x, scale_factor=(1, 2, 1), mode="nearest"))
 
 
