@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import _VF
 
 from escalade.device.strides import ALIGNMENT
+from escalade.engine.graph.graph import Graph, Node, Reference
+from escalade.engine.nodes.aten import call_of
 from escalade.ops.calling.library import define
 
 Tensor = torch.Tensor
@@ -114,16 +116,24 @@ def _buffer(
             weights, layers.per_direction(weights), shapes[0][1], _CUDNN_MODES[layers.kind], hidden_size,
             proj_size, layers.num_layers, False, layers.bidirectional,
         )  # fmt: skip
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         return None
-    return _Buffer(tuple(weight.storage_offset() for weight in weights), buffer.numel())
+    return _Buffer(tuple(int(weight.storage_offset()) for weight in weights), buffer.numel())
+
+
+def _calls_cudnn(x: Tensor) -> bool:
+    return (
+        x.is_cuda and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled and x.numel() > 0
+    )
 
 
 def _cudnn_buffer(
     layers: Layers, x: Tensor, h: Tensor, c: Tensor | None, weights: Sequence[Tensor]
 ) -> tuple[_Buffer, tuple[int, int]] | None:
     """Return the buffer for cuDNN with hidden and projection size; None where PyTorch does not call cuDNN."""
-    if not (x.is_cuda and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled and x.numel()):
+    if not _calls_cudnn(x):
         return None
     sizes = (h.shape[2], 0) if c is None or c.shape[2] == h.shape[2] else (c.shape[2], h.shape[2])
     found = _buffer(layers, tuple(weight.shape for weight in weights), *sizes, x.dtype, x.device)
@@ -309,6 +319,33 @@ class _Recurrent(torch.autograd.Function):
         return None, dx, dh, None if c is None else dc, *gradients
 
 
+def pack_weights(node: Node, graph: Graph, constants: Mapping[str, Tensor]) -> None:
+    """Move the weights of a recurrent layer into one buffer; otherwise cuDNN's caller copies them at every call."""
+    if node.calls not in _CUDNN_MODES:
+        return
+    a = node.attributes["arguments"]
+    roles = [one.role for one in a["params"] if isinstance(one, Reference)]
+    names = [node.inputs[role] for role in roles]
+    if len(roles) < len(a["params"]) or not constants.keys() >= {*roles}:
+        return
+    readers = {call_of(reader) for name in names for reader in graph.readers(name)}
+    if len({*names}) < len(names) or len(readers) > 1:
+        return  # others may have their addresses
+    weights = [constants[role] for role in roles]
+    if not _calls_cudnn(weights[0]):
+        return
+    layers = Layers(node.calls, a["has_biases"], a["num_layers"], a["bidirectional"])
+    hidden_size, state_size = weights[0].shape[0] // _GATES[node.calls], weights[1].shape[1]
+    shapes, first = tuple(weight.shape for weight in weights), weights[0]
+    proj_size = state_size if state_size != hidden_size else 0
+    found = _buffer(layers, shapes, hidden_size, proj_size, first.dtype, first.device)
+    if found is None:
+        return
+    views = found.views(found.of(weights, first.dtype), weights)
+    for weight, view in zip(weights, views, strict=True):
+        weight.data = view
+
+
 def _traced(kind: str) -> Callable[..., tuple[Tensor, ...]]:
     """Return the layers as a function with the arguments of PyTorch's operator."""
 
@@ -320,7 +357,7 @@ def _traced(kind: str) -> Callable[..., tuple[Tensor, ...]]:
         device = x.device.type
         if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(device)
-            x, *states = (value.to(dtype) for value in (x, *states))
+            x, states = x.to(dtype), tuple(value.to(dtype) for value in states)
         x = x.transpose(0, 1) if batch_first else x
         # PyTorch draws the zeros between layers, from its own generator.
         calls = num_layers if dropout and train else 1

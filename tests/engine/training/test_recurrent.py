@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import escalade
+from escalade.engine.nodes import aten, recurrent
+from escalade.engine.nodes.aten import results_of
+from escalade.engine.plan import program
 from escalade.engine.training import planned
 from escalade.engine.training.step import plan_training_step
 from tests.engine.training.test_loops import Batch, follow
@@ -58,7 +62,7 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _evaluated(model: nn.Module) -> nn.Module:
-    model.layer.eval()  # type: ignore[operator, union-attr]
+    model.layer.eval()  # type: ignore[union-attr]
     return model
 
 
@@ -93,3 +97,51 @@ def test_plans_have_a_bounded_number_of_steps() -> None:
         return sum(step.runs for step in plan.steps)
 
     assert count(3) == count(40) < 40
+
+
+def test_weights_of_an_engine_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that PyTorch's operator reads on a GPU are in cuDNN's buffer, and stay there when they change."""
+    made = []
+
+    def buffer(layers: Any, shapes: Any, hidden: int, projection: int, *_: Any) -> recurrent._Buffer:
+        assert (layers.kind, hidden, projection) == ("lstm", 8, 3)
+        made.append(recurrent._Buffer(tuple(1000 * (number + 1) for number in range(len(shapes))), 20000))
+        return made[-1]
+
+    monkeypatch.setattr(recurrent, "_calls_cudnn", lambda x: True)
+    monkeypatch.setattr(recurrent, "_buffer", buffer)
+    copies: list[Any] = []
+    copy = torch._foreach_copy_
+
+    def logged(own: Any, given: Any) -> None:
+        copies.append(own)
+        copy(own, given)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", logged)
+    model = nn.LSTM(6, 8, proj_size=3, bidirectional=True, batch_first=True)
+    x = torch.randn(4, 5, 6)
+    engine = escalade.compile(model, x, device="twin")
+    for batch in (4, 2):
+        torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
+    assert made and len(copies) == 1 and {one._base is None for one in copies[0]} == {False}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    engine.refresh()
+    torch.testing.assert_close(engine(x), model(x))
+
+
+def test_an_engine_calls_an_operator_once_for_all_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def logged(target: str, *given: Any) -> Any:
+        called.append(target)
+        return results_of(target, *given)
+
+    for module in (program, aten):
+        monkeypatch.setattr(module, "results_of", logged)
+    model, x = nn.GRU(6, 8, batch_first=True), torch.randn(4, 5, 6)
+    engine = escalade.compile(model, x, device="twin")
+    called.clear()
+    torch.testing.assert_close(engine(x), model(x))
+    assert called.count("aten::gru.input") == 1
