@@ -167,6 +167,10 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], Loss]] = 
         lambda: nn.LSTM(6, 8), lambda: (torch.randn(4, 3, 6), torch.randn(4, 3, 8)),
         lambda y, target: F.mse_loss(y[0], target),
     ),
+    "reflected sequence": (
+        lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.ReflectionPad1d((2, 1)), nn.Flatten(), nn.Linear(28, 3)),
+        lambda: (torch.randn(4, 6, 6), torch.randn(4, 3)), F.mse_loss,
+    ),
     "attention": (lambda: _Attention(), lambda: (torch.randn(4, 3, 8), torch.randn(4, 3, 8)), F.mse_loss),
 }  # fmt: skip
 
