@@ -124,9 +124,8 @@ def _buffer(
 
 
 def _calls_cudnn(x: Tensor) -> bool:
-    return (
-        x.is_cuda and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled and x.numel() > 0
-    )
+    """Return True if cuDNN is to compute. Whether PyTorch uses it does not matter: captures of models turn it off."""
+    return x.is_cuda and torch.backends.cudnn.is_available() and x.numel() > 0
 
 
 def _cudnn_buffer(
@@ -184,7 +183,7 @@ def _run_backward(
 ) -> tuple[Tensor, ...]:
     layers = Layers(kind, has_biases, num_layers, bidirectional)
     x, h, c = x.contiguous(), h.contiguous(), None if c is None else c.contiguous()
-    found = _cudnn_buffer(layers, x, h, c, weights)
+    found = _cudnn_buffer(layers, x, h, c, weights) if reserve.numel() else None
     none = x.new_empty(0)
     if found is None:
         dx, dh, dc, dw = _differentiate(layers, x, h, c, weights, (dy, dh, dc), trained)
