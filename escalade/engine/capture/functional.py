@@ -17,6 +17,7 @@ from escalade.engine.capture.reader import CaptureError, FxReader
 from escalade.engine.graph.aten import bound_arguments
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node, dtype_name
+from escalade.ops.ctc_loss import ctc_loss_in_step
 
 Functions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 """What is traced instead of PyTorch's operators."""
@@ -324,6 +325,8 @@ _INTO_KERNELS: Functions = {
     torch.ops.aten.amax.default: _Amax.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+    torch.ops.aten.ctc_loss.Tensor: ctc_loss_in_step,
+    torch.ops.aten.ctc_loss.IntList: ctc_loss_in_step,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -155,7 +156,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
             torch.autograd.set_detect_anomaly(False),
             operators_with_kernels(AS_ONE_OPERATOR),
         ):
-            with mode:
+            with mode, enable_python_dispatcher():  # as AOTAutograd does
                 step.prepare(arguments)
             with joint_graph_traced_once(), _use_lazy_graph_module(True):
                 module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
