@@ -19,7 +19,7 @@ from escalade.device.timing import percentile
 from escalade.tune.refusal import failure_reason
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.units import Session, Unit
-from escalade_bench.measure.currency import changed, package_digest, same_versions
+from escalade_bench.measure.currency import GONE, changed, package_digest, same_versions
 from escalade_bench.measure.records import Provenance, Record
 
 WORKLOAD = "campaign"
@@ -154,7 +154,9 @@ class Check:
             for record in own
             if record.failure and record.layout and record.checked != package_digest()
         )
-        why = next(filter(None, (*older.values(), *wrong)), "") if own else "its records are gone"
+        # Measuring again would not replace the figure of a rung that is gone.
+        reasons = [reason for reason in older.values() if reason != GONE] or older.values()
+        why = next(filter(None, (*reasons, *wrong)), "") if own else "its records are gone"
         return State(unit, why, older=older)
 
     def _changed(self, unit: Unit, record: Record) -> str:
