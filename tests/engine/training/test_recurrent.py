@@ -99,7 +99,7 @@ def test_plans_have_a_bounded_number_of_steps() -> None:
         plan = plan_training_step(model, F.mse_loss, optimizer, (x, target), "fp16", H200)
         return sum(step.runs for step in plan.steps)
 
-    assert count(3) == count(40) < 40
+    assert count(3) == count(40) < 32
 
 
 def test_weights_of_an_engine_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
