@@ -65,7 +65,8 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
         shifted(2, 8, dtype=t), shifted(2, dtype=torch.int64), torch.ones(1)
     ),
     "ctc_loss": lambda t: ops.ctc_loss(
-        shifted(5, 2, 8), *(shifted(*sizes, dtype=torch.int64) for sizes in ((2, 2), (2,), (2,)))
+        shifted(5, 2, 8), shifted(2, 2, dtype=torch.int64), shifted(2, dtype=torch.int64),
+        shifted(2, dtype=torch.int64),
     ),
     "few_channels": lambda t: ops.few_channels(
         shifted(2, 1, 8, 8, dtype=t), shifted(8, 1, 3, 3, dtype=t), shifted(8, dtype=t)

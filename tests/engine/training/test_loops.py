@@ -215,6 +215,7 @@ def _ctc(**given: Any) -> Loss:
     return loss
 
 
+_UNREDUCED = _ctc(reduction="none")
 _WEIGHT = torch.tensor([0.2, 1.0, 0.5, 2.0, 1.0])
 _LOSSES: dict[str, tuple[Loss, Callable[[], Batch]]] = {
     "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), _images),
@@ -250,7 +251,7 @@ _LOSSES: dict[str, tuple[Loss, Callable[[], Batch]]] = {
         lambda: (_images()[0], torch.tensor([0, 2, 2, 2, 2, 2]), torch.tensor([6, 4]), torch.tensor([2, 4])),
     ),
     "ctc of fixed lengths": (
-        lambda y, target, ctc=_ctc(reduction="none"): ctc(y, target, (6, 5), [3, 1]).sum(),
+        lambda y, target: _UNREDUCED(y, target, (6, 5), [3, 1]).sum(),
         lambda: (_images()[0], torch.randint(1, 3, (2, 3))),
     ),
     "penalty on activations": (lambda y, target: F.cross_entropy(y, target) + 1e-2 * y.square().mean(), _images),

@@ -83,7 +83,7 @@ def test_mixed_steps(dtype: str, layer: Any, device: str, monkeypatch: pytest.Mo
     """All of a layer is computed in 16 bits, as by cuDNN: by a plan in its arena, and by the operators as captured."""
     monkeypatch.setattr(planned, "CHECKS_PLANS", False)
     torch.manual_seed(0)
-    batches = [(torch.randn(5, 4, 6), torch.randn(5, 4, 16)) for _ in range(2)]
+    batches: list[Batch] = [(torch.randn(5, 4, 6), torch.randn(5, 4, 16)) for _ in range(2)]
     follow(
         layer(6, 8, 2, bidirectional=True), batches, lambda y, target: F.mse_loss(y[0].float(), target),
         close=2e-2, dtype=dtype, device=device,
