@@ -135,7 +135,7 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
 
 @dataclass(frozen=True)
 class _OnImages:
-    """How an operator on sequences, volumes or rows is one on images: the same elements in four dimensions."""
+    """An operator on sequences, volumes or rows as one on images: the same elements in four dimensions."""
 
     tensors: tuple[str, ...]
     """Arguments that are viewed as images."""

@@ -206,7 +206,7 @@ def _in_all_layouts(problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
     return (problem, *(replace(problem, layout=layout) for layout in others))
 
 
-class Conv2d(Operation[Conv2dProblem]):
+class Conv2dOperation(Operation[Conv2dProblem]):
     name = "conv2d"
     problem = Conv2dProblem
     in_pytorch = reference
@@ -270,4 +270,4 @@ class Conv2d(Operation[Conv2dProblem]):
         return _in_all_layouts(problem)
 
 
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()

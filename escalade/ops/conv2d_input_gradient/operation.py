@@ -116,7 +116,7 @@ WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "subpixel", "tma_wgmm
 """Worth two layout conversions if the problem has the other layout."""
 
 
-class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
+class Conv2dInputGradientOperation(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
     problem = Conv2dInputGradientProblem
     in_pytorch = reference
@@ -160,4 +160,4 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
         return (problem, *(replace(problem, layout=layout) for layout in others))
 
 
-CONV2D_INPUT_GRADIENT = Conv2dInputGradient()
+CONV2D_INPUT_GRADIENT = Conv2dInputGradientOperation()

@@ -94,7 +94,7 @@ SMALL_PROBLEMS = tuple(
 )
 
 
-class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
+class Conv2dWeightGradientOperation(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
     problem = Conv2dWeightGradientProblem
     in_pytorch = reference
@@ -141,4 +141,4 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
         return (problem, replace(problem, layout="nhwc"))
 
 
-CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()
+CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradientOperation()

@@ -351,6 +351,11 @@ def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) 
     (state,) = campaign.states(ORIGIN)
     assert state.reused == {"torch-graph", "torch-eager"} and set(state.known) == {"seconds", "declared"}
     assert state.seconds == pytest.approx(0.7 * state.known["seconds"])
+    log = store.load(tmp_path / "h200/campaign.jsonl")
+    store.file_away(tmp_path, [replace(r, config={**r.config, "seconds": 300.0}) for r in log])
+    peer = next(r for r in store.load(tmp_path / "h200/net.jsonl") if r.system == "torch-graph")
+    store.file_away(tmp_path, [replace(peer, config={"seconds_to_make": 250.0})])
+    assert campaign.states(ORIGIN)[0].seconds == 50.0, "most of it was compiling a peer"
     for other in (
         replace(ORIGIN, driver="590"), replace(ORIGIN, versions=VERSIONS | {"cudnn": "10"}), None,
     ):  # fmt: skip

@@ -12,7 +12,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import C, Config, Rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import PixelPhase, pixel_phases
 from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
@@ -126,7 +126,7 @@ class PerPhase(InputGradientRung[C]):
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
-        return Conv2d.ladder.rung(self.convolution).on(self.card)
+        return Conv2dOperation.ladder.rung(self.convolution).on(self.card)
 
     @property
     def architectures(self) -> tuple[str, ...]:

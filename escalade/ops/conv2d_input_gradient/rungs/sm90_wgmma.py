@@ -13,7 +13,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.batch_norm_backward import merge_sums
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, partial_sums, product
@@ -123,6 +123,9 @@ SPLIT = ("cluster_split_k",)
 NORM_CYCLES_PER_RESULT = {"none": 0.1, "x": 0.22, "output": 0.35}
 """Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56
 and 128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
+NORM_PER_PANEL = {"none": 0.0, "x": 0.07, "output": 0.2}
+"""Extra time of such a launch per staging tile of a warpgroup beyond the first: loads for the sums of a tile delay the
+stores of the one before. Fitted on seven layers of ResNet-50 at batch 64; 192x64 took 1.2 times as long as 64x64."""
 APART = 1.2
 """Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
 2 at batch 256."""
@@ -156,7 +159,7 @@ class Persistent(PerPhase[PersistentConfig]):
         convolution = largest.convolution
         stride = max(problem.forward.stride)
         names = (STORED if stride <= MOST_STRIDE else ()) + (SPLIT if stride == 1 else ())
-        rungs = [self.inner, *(Conv2d.ladder.rung(name).on(self.card) for name in names)]
+        rungs = [self.inner, *(Conv2dOperation.ladder.rung(name).on(self.card) for name in names)]
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
         whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
 
@@ -189,7 +192,8 @@ class Persistent(PerPhase[PersistentConfig]):
             return apart * self.card.microseconds(clocks, moved)
         results = phase.elements / self.card.multiprocessors
         sums = NORM_CYCLES_PER_RESULT[problem.norm] * results / self.card.rates.clock
-        return self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
+        uneven = 1 + NORM_PER_PANEL[problem.norm] * (config.panels - 1)
+        return uneven * self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
 
     def part(
         self,
@@ -258,7 +262,7 @@ class OneLaunch(InputGradientRung[PersistentConfig]):
         offered = dict.fromkeys(
             config
             for name, convolution in asked.items()
-            for config in Conv2d.ladder.rung(name).on(self.card).configs(convolution)
+            for config in Conv2dOperation.ladder.rung(name).on(self.card).configs(convolution)
             if _has_registers(config)
         )
         return tuple(sorted(offered, key=lambda config: self.estimate(problem, config)))
@@ -302,7 +306,7 @@ class OneLaunch(InputGradientRung[PersistentConfig]):
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """At least that of the convolution's rung."""
-        inner = Conv2d.ladder.rung("persistent")
+        inner = Conv2dOperation.ladder.rung("persistent")
         return max(
             super().tolerance(problem, peer_error),
             inner.tolerance(largest_phase(problem).convolution, peer_error),
