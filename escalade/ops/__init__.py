@@ -26,6 +26,7 @@ from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_w
 from escalade.ops.convert import CONVERT
 from escalade.ops.copy import COPY
 from escalade.ops.cross_entropy import CROSS_ENTROPY, cross_entropy, cross_entropy_with_gradient
+from escalade.ops.ctc_loss import CTC_LOSS, ctc_loss
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.filter_sums import FILTER_SUMS
 from escalade.ops.group_norm import GROUP_NORM, group_norm
@@ -96,6 +97,7 @@ OPERATIONS: dict[str, Operation] = {
         TOP_K,
         POINTWISE_LOSS,
         CROSS_ENTROPY,
+        CTC_LOSS,
         OPTIMIZER_STEP,
     )
 }
@@ -131,6 +133,7 @@ __all__ = [
     "conv2d_weight_gradient",
     "cross_entropy",
     "cross_entropy_with_gradient",
+    "ctc_loss",
     "few_channels",
     "group_norm",
     "layer_norm",

@@ -50,6 +50,10 @@ RIGHT: dict[str, Arguments] = {
     "conv2d_weight_gradient": {**_images("x", "gradient"), "filter_size": 1, "padding": 0},
     "cross_entropy": {**_ROWS, **_TARGET, "reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
     "cross_entropy_with_gradient": {**_ROWS, **_TARGET, **_SCALE},
+    "ctc_loss": {
+        "x": torch.ones(5, 3, 8), "targets": torch.ones(3, 2).long(), "input_lengths": torch.full((3,), 5),
+        "target_lengths": torch.full((3,), 2), "blank": 0, "zero_infinity": False,
+    },
     "few_channels": {"x": torch.ones(2, 1, 6, 6), "weight": torch.ones(8, 1, 3, 3), "padding": 1, "pool": 1},
     "group_norm": {**_X, "groups": 2, **_AFFINE, "epsilon": 1e-5},
     "layer_norm": {**_ROWS, **_AFFINE, "epsilon": 1e-5},

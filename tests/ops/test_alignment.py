@@ -64,6 +64,10 @@ CALLS: dict[str, Callable[[torch.dtype], Any]] = {
     "cross_entropy_with_gradient": lambda t: ops.cross_entropy_with_gradient(
         shifted(2, 8, dtype=t), shifted(2, dtype=torch.int64), torch.ones(1)
     ),
+    "ctc_loss": lambda t: ops.ctc_loss(
+        shifted(5, 2, 8), shifted(2, 2, dtype=torch.int64), shifted(2, dtype=torch.int64),
+        shifted(2, dtype=torch.int64),
+    ),
     "few_channels": lambda t: ops.few_channels(
         shifted(2, 1, 8, 8, dtype=t), shifted(8, 1, 3, 3, dtype=t), shifted(8, dtype=t)
     ),

@@ -13,7 +13,6 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import nn
-from torch._decomp import decompositions
 from torch._functorch import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import _trace
@@ -116,18 +115,6 @@ def ignore_checkpoints() -> Iterator[None]:
         yield
     finally:
         names.CheckpointFunction, names._checkpoint_without_reentrant_generator = function, generator
-
-
-@contextmanager
-def decompose_lstm() -> Iterator[None]:
-    """Decompose LSTMs on the CPU as on a GPU: oneDNN's layer has no workspace outside of autograd."""
-    names: Any = decompositions
-    original = names.mkldnn_one_layer_lstm
-    names.mkldnn_one_layer_lstm = names.one_layer_lstm
-    try:
-        yield
-    finally:
-        names.mkldnn_one_layer_lstm = original
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from escalade.engine.capture.reader import CaptureError, FxReader
 from escalade.engine.graph.aten import bound_arguments
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node, dtype_name
+from escalade.ops.ctc_loss import ctc_loss_in_step
 
+Functions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+"""What is traced instead of PyTorch's operators."""
 _ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
 # Single-kernel operators that AOTAutograd would decompose: upsampling into gathers and scatters of single elements, and
 # the multi-label margin loss into a form that also counts labels after the terminating -1.
@@ -241,24 +245,26 @@ def _same_strides(sizes: Any, first: Any, second: Any) -> bool:
 
 
 @contextmanager
-def operators_with_kernels() -> Iterator[None]:
+def operators_with_kernels(more: Functions = MappingProxyType({})) -> Iterator[None]:
     """Have AOTAutograd trace operators that there are kernels for.
 
-    It keeps the operators in `_DECOMPOSED` and their gradients whole, and decomposes those in `_INTO_KERNELS`.
+    It keeps the operators in `_DECOMPOSED` and their gradients whole, and traces the functions in `_INTO_KERNELS` and
+    `more` instead of theirs.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    overloads += _INTO_KERNELS
+    functions = {**_INTO_KERNELS, **more}
+    overloads += functions
     kernels = {overload: dict(overload.py_kernels) for overload in overloads}
     try:
         for overload in overloads:
             for key in keys:
                 overload.py_kernels.pop(key, None)
             overload._dispatch_cache.clear()
-        for overload, decomposed in _INTO_KERNELS.items():
+        for overload, function in functions.items():
             is_composite = overload.has_kernel_for_dispatch_key(keys[1])
-            overload.py_kernels[keys[is_composite]] = decomposed
+            overload.py_kernels[keys[is_composite]] = function
         yield
     finally:
         for overload, own in kernels.items():
@@ -396,7 +402,7 @@ def _triple(value: Sequence[int]) -> tuple[int, ...]:
 
 
 # Their gradients are then of operators that there are kernels for.
-_INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
+_INTO_KERNELS: Functions = {
     torch.ops.aten._weight_norm.default: _weight_norm,
     torch.ops.aten._prelu_kernel.default: _Prelu.apply,
     torch.ops.aten.amax.default: _Amax.apply,
@@ -407,6 +413,8 @@ _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten.upsample_nearest3d.vec: _upsample3d(torch.ops.aten.upsample_nearest2d.vec),
     torch.ops.aten._upsample_nearest_exact3d.vec: _upsample3d(torch.ops.aten._upsample_nearest_exact2d.vec),
     torch.ops.aten.upsample_trilinear3d.vec: _upsample3d(torch.ops.aten.upsample_bilinear2d.vec),
+    torch.ops.aten.ctc_loss.Tensor: ctc_loss_in_step,
+    torch.ops.aten.ctc_loss.IntList: ctc_loss_in_step,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,6 +32,7 @@ from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.step_fake_tensor import StepFakeTensorMode
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.recurrent import AS_ONE_OPERATOR
 
 Loss = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 SCALE = "scale"
@@ -104,7 +106,6 @@ def capture_step(
     require_module(model)
 
     from escalade.engine.capture.export_context import (
-        decompose_lstm,
         export_context,
         ignore_checkpoints,
         trace_factors,
@@ -115,7 +116,6 @@ def capture_step(
             preserve_global_state(model, autocast=False) as global_state,
             export_context(),
             ignore_checkpoints(),
-            decompose_lstm(),
         ):
             owned = [*model.parameters(), *model.buffers()]  # no copies: tracing replaces them
             model_copy = OriginalModel(model, owned, global_state.named).copy(evaluation=False)
@@ -151,8 +151,12 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         arguments.append(fake(torch.ones((), device=arguments[0].device)))
     step.make_fake(mode)
     try:
-        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), operators_with_kernels():
-            with mode:
+        with (
+            torch.enable_grad(),
+            torch.autograd.set_detect_anomaly(False),
+            operators_with_kernels(AS_ONE_OPERATOR),
+        ):
+            with mode, enable_python_dispatcher():  # as AOTAutograd does
                 step.prepare(arguments)
             with joint_graph_traced_once(), _use_lazy_graph_module(True):
                 module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)

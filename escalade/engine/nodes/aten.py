@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -90,6 +90,14 @@ def is_random(node: Node) -> bool:
     if not Aten.matches(node):
         return False
     return is_random_call(resolve_operator(node.attributes["target"]), node.attributes["arguments"])
+
+
+def call_of(node: Node) -> Hashable:
+    """Return the same key for all results of one call; None for the result of an operator with one."""
+    a = node.attributes
+    if "call" in a or "result" not in a or is_random(node):
+        return a.get("call")
+    return a["target"], repr(a["arguments"]), *node.inputs.items()
 
 
 def unread_inputs(node: Node) -> frozenset[str]:

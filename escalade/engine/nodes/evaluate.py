@@ -28,6 +28,12 @@ def compute(node: Node, inputs: Tensors, home: torch.device) -> torch.Tensor:
     """Compute a node's result on the device `home`, in the dtype of its inputs and the shape that the graph has."""
     with reporting_errors(node.op):
         result = operator_of(node).compute(on_device(node, home), inputs)
+    require_result(node, result, home)
+    return result
+
+
+def require_result(node: Node, result: torch.Tensor, home: torch.device) -> None:
+    """Require a node's result to be on the device `home`, in the shape that the graph has."""
     if result.device.type != home.type:  # a kernel would be passed a pointer of another device
         raise OperatorError(
             f"{node.source or node.name} is computed on {result.device}; the plan is on {home}"
@@ -37,7 +43,6 @@ def compute(node: Node, inputs: Tensors, home: torch.device) -> torch.Tensor:
             f"{node.source or node.name} returns shape {list(result.shape)}; the plan has memory for "
             f"{list(node.shape)}"
         )
-    return result
 
 
 @contextmanager

@@ -397,5 +397,7 @@ def _image_argument(name: str, value: Any) -> Any:
     """Return an argument along a sequence as one of a window of one row."""
     if name not in _WINDOWED or value is None or isinstance(value, str) or value == ():
         return value
+    if not isinstance(value, int) and len(value) > 1:
+        return value  # pads before and after a sequence are those of a row, too
     (along,) = (value,) if isinstance(value, int) else tuple(value)
     return (_ACROSS.get(name, 1), along)

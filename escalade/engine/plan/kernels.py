@@ -19,6 +19,7 @@ from escalade.device.recipe import Recipe
 from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
+from escalade.engine.nodes.recurrent import pack_weights
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.memory import PlanMemory, PlanValues, repack
 from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
@@ -115,6 +116,7 @@ class PlanKernels:
             for role, name in step.node.inputs.items()
             if name in self.plan.graph.constants
         }
+        pack_weights(step.node, self.plan.graph, constants)
         values = {role: name for role, name in step.node.inputs.items() if role not in constants}
         # Locals instead of `self`: the callable must not keep the program alive (see memory.py).
         memory, multi_output, dtype, device = self._memory, self._multi_output, self.plan.dtype, self._device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -11,8 +11,8 @@ import torch
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import ORDERS, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import results_of
-from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.aten import call_of, results_of
+from escalade.engine.nodes.evaluate import compute, require_result
 from escalade.engine.plan.plan import Plan
 
 Tensors = Sequence[torch.Tensor]
@@ -70,9 +70,9 @@ class MultiOutputCalls:
         self._others: dict[str, list[Node]] = {}
         """The remaining nodes of each call, by the name of its first node."""
         self._ready: dict[str, torch.Tensor | None] = {}
-        calls: dict[str, list[Node]] = {}
+        calls: dict[Hashable, list[Node]] = {}
         for step in plan.steps:
-            call = step.node.attributes.get("call")
+            call = call_of(step.node)
             if call is not None and (everything or step.in_pytorch):
                 calls.setdefault(call, []).append(step.node)
         for first, *others in calls.values():
@@ -82,7 +82,7 @@ class MultiOutputCalls:
         """Return a node's result; the call's other results are kept until their nodes are computed."""
         others = self._others.get(node.name)
         if node.name in self._ready:
-            return _required(self._ready.pop(node.name), node)
+            return self._checked(self._ready.pop(node.name), node)
         if not others:
             return compute(node, _widened(node, inputs) if self._typed else inputs, self._home)
         results = results_of(
@@ -90,7 +90,17 @@ class MultiOutputCalls:
         )
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
-        return _required(results[node.attributes["result"]], node)
+        return self._checked(results[node.attributes["result"]], node)
+
+    def _checked(self, result: torch.Tensor | None, node: Node) -> torch.Tensor:
+        if result is None:
+            raise OperatorError(
+                f"PyTorch's {node.attributes['target']} returned None for result {node.attributes['result']}, which "
+                "was a tensor when the model was captured"
+            )
+        if not self._typed:  # a graph that may be from a file
+            require_result(node, result, self._home)
+        return result
 
 
 def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
@@ -106,12 +116,3 @@ def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, tor
         role: value.to(own) if value.is_floating_point() and value.itemsize < own.itemsize else value
         for role, value in inputs.items()
     }
-
-
-def _required(result: torch.Tensor | None, node: Node) -> torch.Tensor:
-    if result is None:
-        raise OperatorError(
-            f"PyTorch's {node.attributes['target']} returned None for result {node.attributes['result']}, which was a "
-            "tensor when the model was captured"
-        )
-    return result

@@ -18,6 +18,7 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
+from escalade.engine.nodes.recurrent import pack_weights
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_plans
@@ -178,6 +179,7 @@ class StepwiseProgram:
             for role, name in step.node.inputs.items()
             if name in self.plan.graph.constants
         }
+        pack_weights(step.node, self.plan.graph, constants)
         values = {role: name for role, name in step.node.inputs.items() if role not in constants}
         if step.recipe is None:
             return self._pytorch_step(step, constants, values)

@@ -75,7 +75,7 @@ def assign_subbuffers(
     """Decide which values are subbuffers of others, and insert copies where readers or writers cannot use them.
 
     New copies are added to `lowering_forms`. Results of PyTorch steps stay in PyTorch's memory, and so do slices of
-    them; as members of a concatenation they are copied.
+    them, unless all of it is returned in slices; as members of a concatenation they are copied.
     """
     if not any(Concatenate.matches(node) or Slice.matches(node) for node in graph):
         return SubbufferLayout(graph, forms, {}, frozenset())
@@ -148,7 +148,26 @@ class _SubbufferAssignment:
             return True
         if operator_of(node).is_alias(node, self._lowering_forms):
             return self._has_memory(node.inputs["x"])
-        return not self._choices.of(node).in_pytorch
+        return not self._choices.of(node).in_pytorch or self._is_returned_in_slices(name)
+
+    def _is_returned_in_slices(self, name: str) -> bool:
+        """Return True if nothing reads a value but slices that are returned: one copy of it has them all."""
+        readers = self.graph.readers(name)
+        return len(readers) > 1 and all(
+            Slice.matches(reader) and self._is_returned(reader.name) for reader in readers
+        )
+
+    def _is_returned(self, name: str) -> bool:
+        """Return True if a value, or nothing but a view of it, is returned."""
+        readers = self.graph.readers(name)
+        if not readers:
+            return name in self.graph.outputs
+        (reader,) = readers if len(readers) == 1 else (None,)
+        return (
+            reader is not None
+            and operator_of(reader).is_alias(reader, self._lowering_forms)
+            and self._is_returned(reader.name)
+        )
 
     def _members_of(self, node: Node) -> list[str]:
         """Return the members of a concatenation that subbuffers can represent; empty for any other node."""

@@ -167,6 +167,10 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch], Loss]] = 
         lambda: nn.LSTM(6, 8), lambda: (torch.randn(4, 3, 6), torch.randn(4, 3, 8)),
         lambda y, target: F.mse_loss(y[0], target),
     ),
+    "reflected sequence": (
+        lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.ReflectionPad1d((2, 1)), nn.Flatten(), nn.Linear(28, 3)),
+        lambda: (torch.randn(4, 6, 6), torch.randn(4, 3)), F.mse_loss,
+    ),
     "attention": (lambda: _Attention(), lambda: (torch.randn(4, 3, 8), torch.randn(4, 3, 8)), F.mse_loss),
 }  # fmt: skip
 
@@ -200,6 +204,18 @@ def test_models(name: str) -> None:
     follow(make(), [batch() for _ in range(3)], loss)
 
 
+def _ctc(**given: Any) -> Loss:
+    """The loss of 20 numbers as 2 sequences of 6 steps with 3 classes, after a product."""
+    spread = torch.randn(20, 36, generator=torch.Generator().manual_seed(0))
+
+    def loss(y: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any) -> torch.Tensor:
+        x = (y.flatten() @ spread).view(6, 2, 3).log_softmax(-1)
+        return F.ctc_loss(x, targets, steps, lengths, **given)
+
+    return loss
+
+
+_UNREDUCED = _ctc(reduction="none")
 _WEIGHT = torch.tensor([0.2, 1.0, 0.5, 2.0, 1.0])
 _LOSSES: dict[str, tuple[Loss, Callable[[], Batch]]] = {
     "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), _images),
@@ -228,6 +244,15 @@ _LOSSES: dict[str, tuple[Loss, Callable[[], Batch]]] = {
     ),
     "triplet": (
         F.triplet_margin_loss, lambda: (_images()[0], torch.randn(4, 5), torch.randn(4, 5)),
+    ),
+    "ctc": (_ctc(), lambda: (_images()[0], torch.randint(1, 3, (2, 3)), torch.tensor([6, 5]), torch.tensor([2, 3]))),
+    "ctc of joined targets": (
+        _ctc(reduction="sum", blank=1, zero_infinity=True),
+        lambda: (_images()[0], torch.tensor([0, 2, 0, 2, 0]), torch.tensor([6, 4]), torch.tensor([2, 3])),
+    ),
+    "ctc of fixed lengths": (
+        lambda y, target: _UNREDUCED(y, target, (6, 5), [3, 1]).sum(),
+        lambda: (_images()[0], torch.randint(1, 3, (2, 3))),
     ),
     "penalty on activations": (lambda y, target: F.cross_entropy(y, target) + 1e-2 * y.square().mean(), _images),
 }  # fmt: skip
