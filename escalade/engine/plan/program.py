@@ -9,9 +9,8 @@ from typing import Protocol
 import torch
 
 from escalade.engine.graph.aten import OperatorError
-from escalade.engine.graph.graph import ORDERS, Node
+from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.plan import Plan
 
@@ -85,9 +84,7 @@ class MultiOutputCalls:
             return _required(self._ready.pop(node.name), node)
         if not others:
             return compute(node, _widened(node, inputs) if self._typed else inputs, self._home)
-        results = results_of(
-            node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
-        )
+        results = operator_of(node).results(node, inputs)
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
         return _required(results[node.attributes["result"]], node)
@@ -111,7 +108,7 @@ def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, tor
 def _required(result: torch.Tensor | None, node: Node) -> torch.Tensor:
     if result is None:
         raise OperatorError(
-            f"PyTorch's {node.attributes['target']} returned None for result {node.attributes['result']}, which was a "
-            "tensor when the model was captured"
+            f"PyTorch's {operator_of(node).title(node)} returned None for result {node.attributes['result']}, which "
+            "was a tensor when the model was captured"
         )
     return result
