@@ -543,7 +543,7 @@ def _moved(problem: CopyProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Copy(Operation[CopyProblem]):
+class CopyOperation(Operation[CopyProblem]):
     name = "copy"
     problem = CopyProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -583,4 +583,4 @@ class Copy(Operation[CopyProblem]):
     order = ("tiled", "vectorised", "naive")
 
 
-COPY = Copy()
+COPY = CopyOperation()

@@ -131,7 +131,7 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
 
 @dataclass(frozen=True)
 class _OnImages:
-    """How an operator on sequences, volumes or rows is one on images: the same elements in four dimensions."""
+    """An operator on sequences, volumes or rows as one on images: the same elements in four dimensions."""
 
     tensors: tuple[str, ...]
     """Arguments that are viewed as images."""
@@ -144,7 +144,7 @@ class _OnImages:
         return rank == _SEQUENCE_RANK if self.windows else rank != _IMAGE_RANK
 
 
-_SEQUENCE_RANK, _IMAGE_RANK = 3, 4
+_SEQUENCE_RANK, _IMAGE_RANK, _VOLUME_RANK = 3, 4, 5
 _WINDOWS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
 _ON_IMAGES = {
     torch.ops.aten.convolution.default: _OnImages(("input", "weight"), (0,), _WINDOWS),
@@ -211,8 +211,13 @@ def _adaptive_to_max_pools(graph: torch.fx.Graph) -> None:
 
 
 def _image_sizes(shape: Sequence[int]) -> list[int]:
-    """Return the sizes of an image with the same elements per channel, in the same order."""
+    """Return the sizes of an image with the same elements per channel, in the same order.
+
+    Those of volumes have a frame's pixels in each row.
+    """
     batch, channels, *places = shape
+    if len(places) > 2:
+        return [batch, channels, places[0], math.prod(places[1:])]
     return [batch, channels, math.prod(places[:-1]), *(places[-1:] or [1])]
 
 
@@ -312,6 +317,84 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return -torch.nn.functional.softplus(-x)
 
 
+def _on_frames(
+    x: torch.Tensor,
+    on_frames: Callable[[torch.Tensor], torch.Tensor],
+    on_rows: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply a function of images to the frames of volumes, then one along frames, each of which is a row."""
+    volumes = x if x.dim() == _VOLUME_RANK else x.unsqueeze(0)
+    frames = on_frames(volumes.transpose(1, 2).flatten(0, 1))
+    height, width = frames.shape[2:]
+    rows = frames.unflatten(0, (volumes.shape[0], -1)).transpose(1, 2).flatten(3)
+    result = on_rows(rows).unflatten(3, (height, width))
+    return result if x.dim() == _VOLUME_RANK else result.squeeze(0)
+
+
+def _max_pool3d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """Pool frames, then along them: of equal elements the first is the largest either way."""
+    (kernel, *sides), (step, *steps) = _triple(kernel_size), _triple(stride or kernel_size)
+    (pad, *pads), (apart, *others) = _triple(padding), _triple(dilation)
+    pool = torch.nn.functional.max_pool2d
+    return _on_frames(
+        x,
+        lambda frames: pool(frames, sides, steps, pads, others, ceil_mode),
+        lambda rows: pool(rows, (kernel, 1), (step, 1), (pad, 0), (apart, 1), ceil_mode),
+    )
+
+
+def _avg_pool3d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    (kernel, *sides), (step, *steps) = _triple(kernel_size), _triple(stride or kernel_size)
+    pad, *pads = _triple(padding)
+    pool, rest = torch.nn.functional.avg_pool2d, (ceil_mode, count_include_pad)
+    one = None if divisor_override is None else 1
+    return _on_frames(
+        x,
+        lambda frames: pool(frames, sides, steps, pads, *rest, one),
+        lambda rows: pool(rows, (kernel, 1), (step, 1), (pad, 0), *rest, divisor_override),
+    )
+
+
+def _upsample3d(resize: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the resizing of volumes by that of images."""
+
+    def upsample(x: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) -> torch.Tensor:
+        *corners, scales = rest
+        if output_size is not None:
+            depth, *sides = output_size
+            return _on_frames(
+                x,
+                lambda frames: resize(frames, sides, *corners, None),
+                lambda rows: resize(rows, (depth, rows.shape[3]), *corners, None),
+            )
+        return _on_frames(
+            x,
+            lambda frames: resize(frames, None, *corners, scales[1:]),
+            lambda rows: resize(rows, None, *corners, (scales[0], 1.0)),
+        )
+
+    return upsample
+
+
+def _triple(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) if len(value) == 3 else tuple(value) * 3
+
+
 # Their gradients are then of operators that there are kernels for.
 _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten._weight_norm.default: _weight_norm,
@@ -319,6 +402,11 @@ _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten.amax.default: _Amax.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+    torch.ops.aten.max_pool3d.default: _max_pool3d,
+    torch.ops.aten.avg_pool3d.default: _avg_pool3d,
+    torch.ops.aten.upsample_nearest3d.vec: _upsample3d(torch.ops.aten.upsample_nearest2d.vec),
+    torch.ops.aten._upsample_nearest_exact3d.vec: _upsample3d(torch.ops.aten._upsample_nearest_exact2d.vec),
+    torch.ops.aten.upsample_trilinear3d.vec: _upsample3d(torch.ops.aten.upsample_bilinear2d.vec),
 }
 
 
