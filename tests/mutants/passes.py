@@ -19,6 +19,7 @@ def _of(file: str, name: str, old: str, new: str, *tests: str) -> Mutant:
     )
 
 
+_ATTENTION = "../training/test_attention.py"
 MUTANTS: tuple[Mutant, ...] = (
     _of(
         "keep_nchw",
@@ -386,4 +387,56 @@ MUTANTS: tuple[Mutant, ...] = (
         '("sum", (0,))',
         "test_typed.py",
     ),
+    # Attention in training steps
+    _of(
+        "step_attention",
+        "factors-of-operands-are-dropped",
+        "scale=made.scale * source[1]",
+        "scale=made.scale",
+        _ATTENTION,
+    ),
+    _of(
+        "step_attention",
+        "sums-of-multiples-are-sums",
+        'times = "x" if factor == 1 else',
+        'times = "x" if True else',
+        _ATTENTION,
+    ),
+    _of(
+        "step_attention",
+        "any-size-is-faster",
+        "if max(size, value_size) > _MOST_SIZE[kernel]:",
+        "if False:",
+        _ATTENTION,
+    ),
+    _of("step_attention", "tiles-are-free", "tiles = matrices *", "tiles = 0 *", _ATTENTION),
+    _of(
+        "attention_scores",
+        "terms-are-not-scaled",
+        "one._replace(factor=one.factor * factor)",
+        "one",
+        _ATTENTION,
+    ),
+    _of(
+        "attention_scores",
+        "temperatures-of-products",
+        "not _feeds_softmax(graph, node.name)",
+        "False",
+        _ATTENTION,
+    ),
+    _of(
+        "batched_products",
+        "any-constant-is-a-mask",
+        " and offset == masked:",
+        ":",
+        _ATTENTION,
+    ),
+    _of(
+        "batched_products",
+        "turned-results-are-not-turned-back",
+        "if product.transposed:",
+        "if False:",
+        _ATTENTION,
+    ),
+    _of("stacks", "interleaved-parts-one-after-another", "step * inner", "inner", "test_typed.py"),
 )

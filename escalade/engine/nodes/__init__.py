@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.attention import Attention
+from escalade.engine.nodes.attention import Attention, AttentionBackward, AttentionBias, AttentionForward
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm, BatchNormBackward, BatchNormTraining
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, ConvTranspose2d
@@ -71,6 +71,9 @@ OPERATORS: tuple[Operator, ...] = (
     LogSoftmax(),
     SoftmaxBackward(),
     Attention(),
+    AttentionBias(),
+    AttentionForward(),
+    AttentionBackward(),
     Linear(),
     Mlp(),
     MlpBackward(),

@@ -39,8 +39,11 @@ class Aten(Operator):
     name = ATEN
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        return self.results(node, inputs)[node.attributes.get("result", 0)]
+
+    def results(self, node: Node, inputs: Tensors) -> Sequence[torch.Tensor]:
         a = node.attributes
-        return results_of(a["target"], a["arguments"], inputs, a.get(ORDERS, {}))[a.get("result", 0)]
+        return results_of(a["target"], a["arguments"], inputs, a.get(ORDERS, {}))
 
     def may_alias(self, node: Node) -> bool:
         returned = resolve_operator(node.attributes["target"])._schema.returns

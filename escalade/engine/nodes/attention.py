@@ -7,7 +7,9 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
+from torch.utils import dlpack
 
+from escalade.engine.graph.aten import has_rows
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Match, Operator, Tensors, match_aten
 from escalade.engine.nodes.lowering import Forms, Lowered
@@ -224,3 +226,157 @@ def in_place(node: Node, role: str, view: torch.Tensor, layout: str, dtype: str)
     if at is None or offset % full_vector(dtype) or offset >= 2**31:
         return None
     return node.with_attributes(**{f"{role}_at": (offset, *at[1:]), f"{role}_of_pixels": layout == "nhwc"})
+
+
+LSE_STEP = 32
+"""PyTorch's memory-efficient kernels pad each row of logsumexps to a multiple of this."""
+FLASH_STEP, BIAS_ROW = 8, 16
+"""Elements per head, and keys per row of a bias, are padded to multiples of these for PyTorch's kernels."""
+
+
+class AttentionBias(Operator):
+    """A bias [items][heads][queries][keys] as PyTorch's attention reads it: in the dtype of q, rows padded.
+
+    Several items repeat up to the batch. With `masked`, numbers below the range of the dtype stay finite.
+    """
+
+    name = "attention_bias"
+    preferred_layout = "nchw"
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        (bias,) = inputs.values()
+        dtype = getattr(torch, node.dtype)
+        if node.attributes["masked"]:
+            bias = bias.clamp(min=torch.finfo(dtype).min)
+        whole = bias.new_zeros(node.shape, dtype=dtype)  # type: ignore[arg-type]
+        items, keys = bias.shape[0], bias.shape[3]
+        whole.unflatten(0, (-1, items))[..., :keys].copy_(bias)
+        return whole
+
+
+class _PyTorchAttention(Operator):
+    """Attention of a training step, by PyTorch's fused kernels, which store no scores.
+
+    `kernel` is `flash`, or `efficient`, which takes a bias and fp32. A node has one result of the call.
+    """
+
+    preferred_layout = "nchw"
+    values = (*OPERANDS, "bias", "gradient", "y", "logsumexp")
+    reads_views = True
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        result = self.results(node, inputs)[node.attributes["result"]]
+        assert result is not None
+        return result
+
+    def title(self, node: Node) -> str:
+        return f"{node.attributes['kernel']} {self.name.replace('_', ' ')}"
+
+
+class AttentionForward(_PyTorchAttention):
+    """y = softmax(scale * q kᵀ + bias) v of [batch][heads][tokens][size]; second result: logsumexps of the scores.
+
+    The bias is that of an `AttentionBias`; its batch, heads or queries may be 1.
+    """
+
+    name = "attention_forward"
+
+    def results(self, node: Node, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+        a, (q, k, v) = node.attributes, (inputs[role] for role in OPERANDS)
+        bias = _expanded_bias(inputs.get("bias"), q, k)
+        if q.device.type == "cpu":
+            scores = _scores(q, k, bias, a["scale"])
+            sums = scores.logsumexp(-1)
+            y = (scores - sums.unsqueeze(-1)).exp() @ v.to(scores.dtype)
+            padding = -q.shape[-2] % LSE_STEP if a["kernel"] == "efficient" else 0
+            return y.to(q.dtype), F.pad(sums, (0, padding))
+        q, k, v, value_size = *map(_padded_rows, (q, k, v)), v.shape[-1]
+        if a["kernel"] == "flash":
+            y, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=a["scale"])
+        else:
+            y, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+                q, k, v, bias, True, scale=a["scale"]
+            )
+        return y[..., :value_size], sums
+
+
+class AttentionBackward(_PyTorchAttention):
+    """Gradients of q, k and v of an `AttentionForward`, and that of its bias, if any.
+
+    `of_bias` is `full`, for a gradient of each score, `summed`, for their sum over the batch in fp32, or empty.
+    """
+
+    name = "attention_backward"
+
+    def results(self, node: Node, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+        a, (gradient, y, q, k, v) = node.attributes, (inputs[r] for r in ("gradient", "y", *OPERANDS))
+        bias, sums = _expanded_bias(inputs.get("bias"), q, k), inputs["logsumexp"]
+        if q.device.type == "cpu":
+            found = _gradients(gradient, (q, k, v), bias, y, sums[..., : q.shape[-2]], a["scale"])
+        else:
+            found = self._by_kernels(node, bias, gradient, y, sums, q, k, v)
+        sizes = q.shape[-1], k.shape[-1], v.shape[-1]
+        *own, of_scores = (*(one[..., :size] for one, size in zip(found, sizes, strict=False)), found[3:])
+        if not a["of_bias"]:
+            return tuple(own)
+        summed = a["of_bias"] == "summed"
+        return (*own, of_scores[0].sum(0, keepdim=True, dtype=torch.float32) if summed else of_scores[0])
+
+    @staticmethod
+    def _by_kernels(
+        node: Node, bias: torch.Tensor | None, gradient: torch.Tensor, y: torch.Tensor, sums: torch.Tensor,
+        *operands: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        scale, aten = node.attributes["scale"], torch.ops.aten
+        gradient, y, q, k, v = map(_padded_rows, (gradient, y, *operands))
+        # Unread without dropout.
+        if node.attributes["kernel"] == "flash":
+            seed, offset = (torch.empty(size, dtype=torch.uint64, device=q.device) for size in ((2,), ()))
+            return aten._scaled_dot_product_flash_attention_backward(
+                gradient, q, k, v, y, sums, None, None, q.shape[-2], k.shape[-2], 0.0, False, seed, offset,
+                scale=scale,
+            )  # fmt: skip
+        seed, offset = (torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2))
+        if q.is_cuda:
+            # Gradients of operands in one storage, as the arena is for all, would share one as well, and not be dense.
+            k = dlpack.from_dlpack(dlpack.to_dlpack(k))
+        wanted = [True, True, True, bool(node.attributes["of_bias"])]
+        return aten._scaled_dot_product_efficient_attention_backward(
+            gradient, q, k, v, bias, y, sums, seed, offset, 0.0, wanted, scale=scale
+        )
+
+
+def _expanded_bias(bias: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    if bias is None:
+        return None
+    rows = bias if has_rows(bias) else bias.contiguous()
+    return rows[..., : k.shape[-2]].expand(*q.shape[:-1], k.shape[-2])
+
+
+def _padded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return rows that PyTorch's kernels can read: contiguous, aligned, and multiples of `FLASH_STEP` long."""
+    if x.shape[-1] % FLASH_STEP:
+        return F.pad(x, (0, -x.shape[-1] % FLASH_STEP))
+    return x if has_rows(x) else x.contiguous()
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+    scores = q.float() @ k.float().mT * scale
+    return scores if bias is None else scores + bias
+
+
+def _gradients(
+    gradient: torch.Tensor,
+    operands: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    sums: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of q, k, v and the scores plus bias."""
+    q, k, v = (one.float() for one in operands)
+    weights = (_scores(q, k, bias, scale) - sums.unsqueeze(-1)).exp()
+    gradient, y = gradient.float(), y.float()
+    of_scores = weights * (gradient @ v.mT - (gradient * y).sum(-1, keepdim=True))
+    found = of_scores @ k * scale, of_scores.mT @ q * scale, weights.mT @ gradient, of_scores
+    return tuple(one.to(operands[0].dtype) for one in found)

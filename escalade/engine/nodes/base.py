@@ -134,6 +134,9 @@ class Operator(ABC):
     takes_casts: ClassVar[bool] = False
     """True if kernels read every one of `values` and write the result in any floating dtypes, and compute in fp32."""
 
+    reads_views: ClassVar[bool] = False
+    """True if PyTorch, which computes all its nodes, reads operands at any strides without copies."""
+
     # Properties of the operator.
 
     takes_any_rank: ClassVar[bool] = False
@@ -144,6 +147,10 @@ class Operator(ABC):
     @abstractmethod
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Compute the result with PyTorch: for constants, for plans without a GPU, and as a reference."""
+
+    def results(self, node: Node, inputs: Tensors) -> Sequence[torch.Tensor | None]:
+        """Compute all results of the call that the node has one of, by its attribute `result`."""
+        return (self.compute(node, inputs),)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         """Return the shapes that inputs and the result (`y`) must have, given those they have, where PyTorch does not

@@ -49,6 +49,7 @@ from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.simplify import drop_empty, eliminate_common_subexpressions, fold_constants
 from escalade.engine.passes.stacks import join_gradients, join_slices, resolve_scatters, resolve_stacks
+from escalade.engine.passes.step_attention import recognize_step_attention
 from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
@@ -132,6 +133,7 @@ def _epilogues(graph: Graph) -> None:
     fuse_expressions(graph)
 
 
+ATTENTION = "attention"
 # Passes over the graph of a training step, in order, by name of the technique.
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("instance_norm", unfold_instance_norms),
@@ -168,6 +170,7 @@ _ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ..
     ("recompute", recompute_in_gradients),
 )
 STEP_TECHNIQUES: Mapping[str, str] = {
+    ATTENTION: _docstring(recognize_step_attention),
     **{name: _docstring(apply) for name, apply in _STEP_PASSES},
     **{name: _docstring(apply) for name, apply in _ESTIMATED_PASSES},
 }
@@ -191,6 +194,8 @@ def optimize_step(
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
+    if ATTENTION not in without:
+        recognize_step_attention(graph, card or TWIN)
     match_volumes(graph, dtype)
     for technique, apply in _STEP_PASSES:
         if technique not in without:

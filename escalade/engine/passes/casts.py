@@ -125,7 +125,8 @@ def _read_uncast(graph: Graph, node: Node, role: str) -> None:
             return
         moves.append(value)
         readers = {value.name}
-        value = graph.nodes.get(value.inputs["x"])
+        (moved,) = value.inputs.values()
+        value = graph.nodes.get(moved)
     source = cast_source(value, graph)
     if source is None or graph.dtype_of(source).itemsize != 2:
         return
@@ -133,7 +134,7 @@ def _read_uncast(graph: Graph, node: Node, role: str) -> None:
         for one in (node, *side_outputs_of(node, graph)):
             graph.nodes[one.name] = one.with_inputs(**{role: source})
         return
-    graph.nodes[moves[-1].name] = moves[-1].with_inputs(x=source)
+    graph.nodes[moves[-1].name] = moves[-1].with_inputs(**dict.fromkeys(moves[-1].inputs, source))
     for move in moves:
         graph.nodes[move.name] = replace(graph.nodes[move.name], dtype=dtype_name(graph.dtype_of(source)))
 
@@ -153,7 +154,7 @@ def _write_cast(graph: Graph, node: Node) -> None:
 
 
 def _is_move(node: Node) -> bool:
-    return any(kind.matches(node) for kind in (Reshape, Permute, Slice))
+    return any(kind.matches(node) for kind in (Reshape, Permute, Slice)) or node.calls in ("roll", "flip")
 
 
 def widen_mlp_gradients(graph: Graph) -> None:

@@ -391,6 +391,6 @@ def _is_dense(tensor: torch.Tensor, node: Node | None) -> bool:
 
 def _reads_views(node: Node) -> bool:
     if not node.calls:
-        return False
+        return operator_of(node).reads_views
     operator = resolve_operator(node.attributes["target"])
     return takes_any_layout(operator) or takes_rows(operator)

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from escalade.engine.graph.aten import OperatorError
-from escalade.engine.graph.graph import ORDERS, Node
+from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.aten import call_of, results_of
+from escalade.engine.nodes.aten import call_of
 from escalade.engine.nodes.evaluate import compute, require_result
 from escalade.engine.plan.plan import Plan
 
@@ -85,9 +85,7 @@ class MultiOutputCalls:
             return self._checked(self._ready.pop(node.name), node)
         if not others:
             return compute(node, _widened(node, inputs) if self._typed else inputs, self._home)
-        results = results_of(
-            node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
-        )
+        results = operator_of(node).results(node, inputs)
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
         return self._checked(results[node.attributes["result"]], node)
@@ -95,7 +93,7 @@ class MultiOutputCalls:
     def _checked(self, result: torch.Tensor | None, node: Node) -> torch.Tensor:
         if result is None:
             raise OperatorError(
-                f"PyTorch's {node.attributes['target']} returned None for result {node.attributes['result']}, which "
+                f"PyTorch's {operator_of(node).title(node)} returned None for result {node.attributes['result']}, which "
                 "was a tensor when the model was captured"
             )
         if not self._typed:  # a graph that may be from a file

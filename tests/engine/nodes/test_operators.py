@@ -76,6 +76,16 @@ class Example:
     """Settings that reduce the work of such a step."""
 
 
+class _BiasedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(16, 48), nn.Parameter(torch.randn(2, 5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(-1, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        return (q @ k.mT + self.bias).softmax(-1) @ v
+
+
 class Call(nn.Module):
     """A function as a model."""
 
@@ -175,6 +185,10 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
         nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1)), (16,), in_step=True
     ),
     "attention": lambda: Example(_attention(), (2, 5, 16)),
+    **dict.fromkeys(
+        ("attention_bias", "attention_forward", "attention_backward"),
+        lambda: Example(_BiasedAttention(), (5, 16), in_step=True),
+    ),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.transpose(1, 2)), (6, 5)),
     "concatenate": lambda: Example(Call(lambda x: torch.cat([x.sin(), x.cos()], 1)), (16,)),
