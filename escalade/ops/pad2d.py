@@ -267,7 +267,7 @@ class Pad2d(Operation[Pad2dProblem]):
         Pad2dProblem(8, 64, 256, 256, (1, 1, 1, 1), "reflect"),
         Pad2dProblem(8, 64, 258, 258, (-1, -1, -1, -1), "reflect_gradient"),
     )
-    """Problems of `escalade ladder`: in front of a strided convolution, and a generator's reflection with its gradient."""
+    """Problems of `escalade ladder`: before a strided convolution, and a generator's reflection with its gradient."""
     small_problems = (
         Pad2dProblem(2, 16, 5, 6, (0, 1, 2, 3)),
         Pad2dProblem(1, 5, 4, 7, (2, -1, -3, 1), value=-1.5),

@@ -53,7 +53,7 @@ def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
     (expected,) = torch.autograd.grad(theirs.square().sum(), x)
     torch.testing.assert_close(gradient, expected)
     if mode != "constant":  # the gradient of a gradient pads
-        g = torch.randn(1, 8, 8, 8, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        g = torch.randn(1, 8, 8, 10, generator=torch.Generator().manual_seed(4), requires_grad=True)
         (padded,) = torch.autograd.grad(pad2d(g, (-3, 0, -1, -2), f"{mode}_gradient"), g, x.detach())
         assert torch.equal(padded, theirs)
     with pytest.raises(UnsupportedError, match="left and right"):
