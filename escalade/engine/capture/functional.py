@@ -303,6 +303,45 @@ class _Amax(torch.autograd.Function):
         return torch.where(is_largest, gradients[0].reshape(y.shape) / count, 0), None, None
 
 
+class _PadCircular(torch.autograd.Function):
+    """Circular padding, which PyTorch writes as copies into slices of an empty tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
+        ctx.pad = pad
+        for dim, before, after in _padded_dims(pad):
+            size = x.shape[dim]
+            edges = x.narrow(dim, size - before, before), x, x.narrow(dim, 0, after)
+            x = torch.cat([edge for edge in edges if edge.shape[dim]], dim)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (dx,) = gradients
+        for dim, before, after in _padded_dims(ctx.pad):
+            left, dx, right = dx.split([before, dx.shape[dim] - before - after, after], dim)
+            dx = _with_edges(dx, right, left, dim)
+        return dx, None
+
+
+def _with_edges(x: torch.Tensor, first: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
+    """Add values to the first and to the last elements of x along a dimension."""
+    size, ahead, behind = x.shape[dim], first.shape[dim], last.shape[dim]
+    if ahead + behind > size:  # one after the other
+        return _with_edges(_with_edges(x, first, last.narrow(dim, 0, 0), dim), first.narrow(dim, 0, 0), last, dim)
+    parts = [x.narrow(dim, ahead, size - ahead - behind)]
+    if ahead:
+        parts.insert(0, x.narrow(dim, 0, ahead) + first)
+    if behind:
+        parts.append(x.narrow(dim, size - behind, behind) + last)
+    return torch.cat([part for part in parts if part.shape[dim]], dim)
+
+
+def _padded_dims(pad: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return dimensions, counted from the last one, with the elements before and after."""
+    return [(-1 - n, *pad[2 * n : 2 * n + 2]) for n in range(len(pad) // 2) if any(pad[2 * n : 2 * n + 2])]
+
+
 def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     values, gates = x.chunk(2, dim)
     return values * torch.sigmoid(gates)
@@ -317,6 +356,7 @@ _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten._weight_norm.default: _weight_norm,
     torch.ops.aten._prelu_kernel.default: _Prelu.apply,
     torch.ops.aten.amax.default: _Amax.apply,
+    torch.ops.aten._pad_circular.default: _PadCircular.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
 }
