@@ -36,6 +36,7 @@ class FunctionalReader(FxReader):
             if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _ASSERTIONS:
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
+        _complete_batch_norms(module.graph)
         _layers_to_images(module.graph)
         _adaptive_to_max_pools(module.graph)
         module.graph.eliminate_dead_code()
@@ -127,6 +128,43 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
             return None
     source: torch.fx.Node = bound["self"] if is_view else bound["src"]
     return source
+
+
+def _complete_batch_norms(graph: torch.fx.Graph) -> None:
+    """Give batch normalizations weight, bias and running statistics where they have none.
+
+    That of one image without running statistics is an instance norm, a group norm in plans.
+    """
+    aten = torch.ops.aten
+    with_running = aten._native_batch_norm_legit_functional.default
+    for node in list(graph.nodes):
+        if node.target is aten._native_batch_norm_legit.no_stats and _is_batch(node.args[0]):
+            x, weight, bias, *rest = node.args
+            mean, variance = (_per_channel(graph, node, x, number) for number in (0.0, 1.0))
+            node.target = with_running
+            node.args = (x, weight, bias, mean, variance, *rest)
+            node.meta["val"] = (*node.meta["val"], mean.meta["val"], variance.meta["val"])
+        if node.target is with_running and node.args[1] is None and node.args[2] is None:
+            filled = (_per_channel(graph, node, node.args[0], number) for number in (1.0, 0.0))
+            node.args = (node.args[0], *filled, *node.args[3:])
+        elif node.target is aten.native_batch_norm_backward.default and node.args[2] is None:
+            if node.args[3] is None and not _is_batch(node.args[1]):
+                continue
+            node.args = (*node.args[:2], _per_channel(graph, node, node.args[1], 1.0), *node.args[3:])
+
+
+def _is_batch(x: torch.fx.Node) -> bool:
+    return bool(x.meta["val"].shape[0] != 1)
+
+
+def _per_channel(graph: torch.fx.Graph, before: torch.fx.Node, x: torch.fx.Node, number: float) -> torch.fx.Node:
+    """Return a vector of one number for the channels of x, in the dtype of statistics."""
+    value = x.meta["val"]
+    options = {"dtype": torch.promote_types(value.dtype, torch.float32), "device": value.device}
+    with graph.inserting_before(before):
+        vector = graph.call_function(torch.ops.aten.full.default, ([value.shape[1]], number), options)
+    vector.meta["val"] = value.new_full((value.shape[1],), number, dtype=options["dtype"])
+    return vector
 
 
 @dataclass(frozen=True)
