@@ -37,6 +37,7 @@ class FunctionalReader(FxReader):
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
         _complete_batch_norms(module.graph)
+        _channel_pools_to_rows(module.graph)
         _layers_to_images(module.graph)
         _adaptive_to_max_pools(module.graph)
         module.graph.eliminate_dead_code()
@@ -248,6 +249,95 @@ def _adaptive_to_max_pools(graph: torch.fx.Graph) -> None:
             node.args = (x, window, window)
 
 
+def _channel_pools_to_rows(graph: torch.fx.Graph) -> None:
+    """Slide windows over the channels of images, as local response normalization does, along rows of [N, H, W, C].
+
+    PyTorch writes them as pools of volumes of one channel, [N, 1, C, H, W], which are padded before, and then cast by
+    autocast.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        is_pool = node.target is aten.avg_pool3d.default
+        if not is_pool and node.target is not aten.avg_pool3d_backward.default:
+            continue
+        bound = bound_arguments(node.target, node.args, node.kwargs)
+        cast = bound["self"] if bound["self"].target is aten._to_copy.default else None
+        padded = bound["self"] if cast is None else cast.args[0]
+        pads = _channel_padding(bound, padded)
+        if pads is None:
+            continue
+        with graph.inserting_before(node):
+            image = _rows_of_channels(graph, padded.args[0], bound["self"].meta["val"].dtype)
+            window = ([1, 2 * pads[-1] + 1], [1, 1], [0, pads[-1]], False, True, None)
+            if is_pool:
+                pooled = _called(graph, aten.avg_pool2d.default, image, *window)
+                _replace_by_volume(graph, node, pooled)
+                continue
+            gradient = _rows_of_channels(graph, bound["grad_output"], image.meta["val"].dtype)
+            pooled = _called(graph, aten.avg_pool2d_backward.default, gradient, image, *window)
+        casts = [user for user in node.users if user.target is aten._to_copy.default]
+        for crop in [*node.users, *(user for one in casts for user in one.users)]:
+            if crop.target is aten.constant_pad_nd.default and [*crop.args[1]] == [-pad for pad in pads]:
+                _replace_by_volume(graph, crop, pooled)
+
+
+def _channel_padding(bound: Mapping[str, Any], padded: torch.fx.Node) -> Sequence[int] | None:
+    """Return the pads of a pool over the channels of images, if its windows are centered at each channel."""
+    kernel, steps = bound["kernel_size"], bound.get("stride") or bound["kernel_size"]
+    if padded.target is not torch.ops.aten.constant_pad_nd.default or any(padded.args[2:]):
+        return None
+    pads = padded.args[1]
+    is_centered = [*kernel] == [2 * pads[-1] + 1, 1, 1] and [*pads] == [0, 0, 0, 0, pads[-1], pads[-1]]
+    is_plain = {*steps} == {1} and not any(_each(bound.get("padding") or 0)) and not bound.get("ceil_mode")
+    counts = bound.get("count_include_pad", True) is not False and bound.get("divisor_override") is None
+    return pads if is_centered and is_plain and counts and padded.meta["val"].shape[1] == 1 else None
+
+
+def _each(value: int | Sequence[int]) -> Sequence[int]:
+    return [value] if isinstance(value, int) else value
+
+
+def _called(graph: torch.fx.Graph, target: torch._ops.OpOverload, *args: Any) -> torch.fx.Node:
+    """Add a call of an operator, with its result for fake tensors."""
+    node = graph.call_function(target, args)
+    leaves = (one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in args)
+    node.meta["val"] = target(*leaves)
+    return node
+
+
+def _rows_of_channels(graph: torch.fx.Graph, volume: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    """Return volumes of one channel, [N, 1, C, H, W], as [N, H, W, C] of a dtype."""
+    batch, _, *sizes = volume.meta["val"].shape
+    source: torch.fx.Node = volume.args[0] if volume.target in _VIEWS else volume  # type: ignore[assignment]
+    if [*source.meta["val"].shape] != [batch, *sizes]:
+        source = _called(graph, torch.ops.aten.reshape.default, volume, [batch, *sizes])
+    return _cast(graph, _called(graph, torch.ops.aten.permute.default, source, [0, 2, 3, 1]), dtype)
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default, torch.ops.aten.reshape.default)
+
+
+def _cast(graph: torch.fx.Graph, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    if x.meta["val"].dtype == dtype:
+        return x
+    cast = graph.call_function(torch.ops.aten._to_copy.default, (x,), {"dtype": dtype})
+    cast.meta["val"] = x.meta["val"].to(dtype)
+    return cast
+
+
+def _replace_by_volume(graph: torch.fx.Graph, node: torch.fx.Node, rows: torch.fx.Node) -> None:
+    """Replace volumes by [N, H, W, C], and images that are views of them too."""
+    with graph.inserting_before(node):
+        cast = _cast(graph, rows, node.meta["val"].dtype)
+        image = _called(graph, torch.ops.aten.permute.default, cast, [0, 3, 1, 2])
+        volume = _called(graph, torch.ops.aten.unsqueeze.default, image, 1)
+    node.replace_all_uses_with(volume)
+    views = [reader for reader in volume.users if reader.target in (*_VIEWS, torch.ops.aten.squeeze.dim)]
+    for reader in views:
+        if reader.meta["val"].shape == image.meta["val"].shape:
+            reader.replace_all_uses_with(image)
+
+
 def _image_sizes(shape: Sequence[int]) -> list[int]:
     """Return the sizes of an image with the same elements per channel, in the same order."""
     batch, channels, *places = shape
@@ -326,12 +416,7 @@ class _Amax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
-        dims = [one % x.dim() for one in dim] or list(range(x.dim()))
-        with torch._C._AutoDispatchBelowAutograd():  # PyTorch's own
-            y = x.amax(dims, keepdim=True)
-        ctx.save_for_backward(x, y)
-        ctx.dims = dims
-        return y if keepdim else y.squeeze(dims)
+        return _extreme(ctx, torch.amax, x, dim, keepdim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -339,6 +424,41 @@ class _Amax(torch.autograd.Function):
         is_largest = x == y
         count = torch.where(is_largest, 1.0, 0.0).to(x.dtype).sum(ctx.dims, keepdim=True)
         return torch.where(is_largest, gradients[0].reshape(y.shape) / count, 0), None, None
+
+
+class _Amin(_Amax):
+    """Minimum, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        return _extreme(ctx, torch.amin, x, dim, keepdim)
+
+
+def _extreme(
+    ctx: Any, reduce: Callable[..., torch.Tensor], x: torch.Tensor, dim: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    dims = [one % x.dim() for one in dim] or list(range(x.dim()))
+    with torch._C._AutoDispatchBelowAutograd():  # PyTorch's own
+        y = reduce(x, dims, keepdim=True)
+    ctx.save_for_backward(x, y)
+    ctx.dims = dims
+    return y if keepdim else y.squeeze(dims)
+
+
+def _selected_gradient(
+    gradient: torch.Tensor, dim: int, indices: torch.Tensor, sizes: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    """Return the gradient of one element of each row, as of `max` along a dimension, without a scatter into zeros."""
+    if not sizes:
+        return gradient
+    if not keepdim:
+        gradient, indices = gradient.unsqueeze(dim), indices.unsqueeze(dim)
+    if indices.shape[dim] != 1 or sizes[dim] >= _FP32_INTEGERS:  # several elements, as of topk
+        return gradient.new_zeros(sizes).scatter(dim, indices, gradient)
+    places = torch.arange(sizes[dim], dtype=torch.float32, device=indices.device)
+    others = [1] * len(sizes)
+    others[dim] = sizes[dim]
+    return torch.where(places.reshape(others) == indices.to(torch.float32), gradient, 0)
 
 
 class _PadCircular(torch.autograd.Function):
@@ -389,11 +509,17 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return -torch.nn.functional.softplus(-x)
 
 
+_FP32_INTEGERS = 2**24
+"""fp32 represents all integers up to this one."""
 # Their gradients are then of operators that there are kernels for.
 _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten._weight_norm.default: _weight_norm,
     torch.ops.aten._prelu_kernel.default: _Prelu.apply,
     torch.ops.aten.amax.default: _Amax.apply,
+    torch.ops.aten.amin.default: _Amin.apply,
+    torch.ops.aten.max.default: _Amax.apply,
+    torch.ops.aten.min.default: _Amin.apply,
+    torch.ops.aten.value_selecting_reduction_backward.default: _selected_gradient,
     torch.ops.aten._pad_circular.default: _PadCircular.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
