@@ -158,7 +158,9 @@ def _is_batch(x: torch.fx.Node) -> bool:
     return bool(x.meta["val"].shape[0] != 1)
 
 
-def _per_channel(graph: torch.fx.Graph, before: torch.fx.Node, x: torch.fx.Node, number: float) -> torch.fx.Node:
+def _per_channel(
+    graph: torch.fx.Graph, before: torch.fx.Node, x: torch.fx.Node, number: float
+) -> torch.fx.Node:
     """Return a vector of one number for the channels of x, in the dtype of statistics."""
     value = x.meta["val"]
     options = {"dtype": torch.promote_types(value.dtype, torch.float32), "device": value.device}
@@ -286,7 +288,7 @@ def _channel_padding(bound: Mapping[str, Any], padded: torch.fx.Node) -> Sequenc
     kernel, steps = bound["kernel_size"], bound.get("stride") or bound["kernel_size"]
     if padded.target is not torch.ops.aten.constant_pad_nd.default or any(padded.args[2:]):
         return None
-    pads = padded.args[1]
+    pads: Any = padded.args[1]
     is_centered = [*kernel] == [2 * pads[-1] + 1, 1, 1] and [*pads] == [0, 0, 0, 0, pads[-1], pads[-1]]
     is_plain = {*steps} == {1} and not any(_each(bound.get("padding") or 0)) and not bound.get("ceil_mode")
     counts = bound.get("count_include_pad", True) is not False and bound.get("divisor_override") is None
@@ -486,7 +488,9 @@ def _with_edges(x: torch.Tensor, first: torch.Tensor, last: torch.Tensor, dim: i
     """Add values to the first and to the last elements of x along a dimension."""
     size, ahead, behind = x.shape[dim], first.shape[dim], last.shape[dim]
     if ahead + behind > size:  # one after the other
-        return _with_edges(_with_edges(x, first, last.narrow(dim, 0, 0), dim), first.narrow(dim, 0, 0), last, dim)
+        return _with_edges(
+            _with_edges(x, first, last.narrow(dim, 0, 0), dim), first.narrow(dim, 0, 0), last, dim
+        )
     parts = [x.narrow(dim, ahead, size - ahead - behind)]
     if ahead:
         parts.insert(0, x.narrow(dim, 0, ahead) + first)
@@ -497,7 +501,8 @@ def _with_edges(x: torch.Tensor, first: torch.Tensor, last: torch.Tensor, dim: i
 
 def _padded_dims(pad: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return dimensions, counted from the last one, with the elements before and after."""
-    return [(-1 - n, *pad[2 * n : 2 * n + 2]) for n in range(len(pad) // 2) if any(pad[2 * n : 2 * n + 2])]
+    sides = zip(pad[::2], pad[1::2], strict=True)
+    return [(-1 - n, before, after) for n, (before, after) in enumerate(sides) if before or after]
 
 
 def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -18,7 +18,7 @@ from escalade.engine.nodes.base import AtenCall
 from escalade.engine.nodes.movement import Box, SliceScatter
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.views import Slice
-from escalade.engine.passes.stacks import resolve_scatters, summed, sum_terms, view
+from escalade.engine.passes.stacks import resolve_scatters, sum_terms, summed, view
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.copy import MOST_PARTS
 
@@ -89,7 +89,9 @@ def _gradient_of_slice(graph: Graph, node: Node) -> _Part | None:
         if part is not None:
             if len(box) != len(part.box):
                 break
-            box = tuple(outer[one.start : one.stop : one.step] for outer, one in zip(part.box, box, strict=True))
+            box = tuple(
+                outer[one.start : one.stop : one.step] for outer, one in zip(part.box, box, strict=True)
+            )
         part = _Part(inner.source, box)
         current = graph.nodes.get(inner.source)
         if current is not None and (graph.only_user(current.name) is None or current.dtype != node.dtype):
@@ -108,7 +110,7 @@ def _padded_once(graph: Graph, node: Node) -> _Part | None:
 
 
 def _part_of(source: str, node: Node, call: AtenCall) -> _Part | None:
-    """Return the part of a node's result that a call's `dim` with `index`, or with `start`, `end` and `step`, selects."""
+    """Return the part of a node's result that a call selects along `dim`, by `index` or `start`, `end` and `step`."""
     dimension, sizes = call("dim", 0), node.shape
     if not isinstance(dimension, int) or not all(isinstance(size, int) for size in sizes):
         return None
@@ -158,7 +160,7 @@ def _scattered(graph: Graph, before: Node, base: str | None, parts: Sequence[_Pa
 
 def _row(graph: Graph, before: Node, number: float) -> str:
     """Return a row of one number, as long as the longest dimension of a node."""
-    row = torch.full((max(before.shape),), number, dtype=getattr(torch, before.dtype))  # type: ignore[type-var]
+    row = torch.full((max(before.shape),), number, dtype=getattr(torch, before.dtype))  # type: ignore[type-var,arg-type]
     return graph.add_constant(f"{before.name}_row", row)
 
 
@@ -168,7 +170,11 @@ def _write_slice(graph: Graph, node: Node) -> None:
         return
     call = AtenCall(node)
     base, source = call.value("self"), call.value("src")
-    if base is None or source is None or {dtype_name(graph.dtype_of(one)) for one in (base, source)} != {node.dtype}:
+    if (
+        base is None
+        or source is None
+        or {dtype_name(graph.dtype_of(one)) for one in (base, source)} != {node.dtype}
+    ):
         return
     part = _part_of(source, node, call)
     filled = fill_value(base, graph) if base not in graph.constants else _only_number(graph.constants[base])
@@ -176,7 +182,11 @@ def _write_slice(graph: Graph, node: Node) -> None:
     if part is None or is_varied or (base in graph.constants and filled != 0):
         return
     inner = graph.nodes.get(source)
-    if SliceScatter.matches(inner) and len(inner.attributes["boxes"]) == 1 and _reads(graph, inner, base, part):
+    if (
+        SliceScatter.matches(inner)
+        and len(inner.attributes["boxes"]) == 1
+        and _reads(graph, inner, base, part)
+    ):
         (box,) = inner.attributes["boxes"]
         box = tuple(outer[one.start : one.stop : one.step] for outer, one in zip(part.box, box, strict=True))
         part = _Part(inner.inputs["x1"], box)

@@ -294,7 +294,10 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
             return
         inputs[role] = value
     shape = kind.image_shape(node.shape)
-    if operator_of(node).expression(node) is not None and broadcast(map(graph.shape_of, inputs.values())) != shape:
+    if (
+        operator_of(node).expression(node) is not None
+        and broadcast(map(graph.shape_of, inputs.values())) != shape
+    ):
         return  # an operand is broadcast along one of the dimensions that the image merges
     on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
     image = graph.add(on_image, before=node.name)
