@@ -108,7 +108,13 @@ def test_gradients_are_pytorchs(name: str) -> None:
     loss = lambda y: y.float().square().mean()  # noqa: E731
     plan = plan_training_step(copied, loss, optimizer, (x,), "fp16", H200)
     left = [step.node.calls or step.node.op for step in plan.fallbacks]
-    no_work = ("select", "slice", "expand", "new_empty", "new_zeros")  # views, and zeros between joined gradients
+    no_work = (
+        "select",
+        "slice",
+        "expand",
+        "new_empty",
+        "new_zeros",
+    )  # views, and zeros between joined gradients
     assert {*left} - {*no_work} <= (_LEFT if name == "largest channel" else set()), left
 
 
