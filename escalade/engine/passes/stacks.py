@@ -232,6 +232,8 @@ def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
     value, source, dimension = call.value("self"), call.value("src"), call("dim", 0)
     if value is None or source is None or call("step", 1) != 1 or not isinstance(dimension, int):
         return None
+    if graph.typed and dtype_name(graph.dtype_of(source)) != node.dtype:
+        return None
     dimension %= len(node.shape)
     size, length, start = node.shape[dimension], graph.shape_of(source)[dimension], call("start", 0)
     if graph.shape_of(source) == node.shape:

@@ -60,6 +60,8 @@ def _join_sums(graph: Graph) -> None:
         parts = {term: part for term, part in found.items() if part is not None}
         if node is None or any(dtype_name(graph.dtype_of(term)) != node.dtype for term in terms):
             continue
+        if len({*terms}) < len(terms):  # one of them is added twice
+            continue
         groups: list[dict[str, _Part]] = []
         for term, part in parts.items():
             fitting = (one for one in groups if all(_are_disjoint(part, other) for other in one.values()))

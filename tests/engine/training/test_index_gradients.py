@@ -51,6 +51,11 @@ def differences(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x[..., 1:] - x[..., :-1], (0, 1)) + x[:, :1, 2:3, -1:]
 
 
+def added_twice(x: torch.Tensor) -> torch.Tensor:
+    first = x[:, :, ::2]
+    return first + first * 2 + x[:, :, 1::2]
+
+
 FUNCTIONS: dict[str, tuple[Function, int]] = {
     "ranges of rows and columns": (lambda x: x[:, :, 2:-1, 1:], 8),
     "channels": (lambda x: x[:, 1:4], 3),
@@ -59,6 +64,7 @@ FUNCTIONS: dict[str, tuple[Function, int]] = {
     "all corners": (corners, 32),
     "three corners of rows": (patches, 24),
     "overlapping": (differences, 8),
+    "added twice": (added_twice, 8),
     "written": (written, 8),
     "reflected": (lambda x: F.pad(x, (3, 1, 2, 4), "reflect"), 8),
     "replicated": (lambda x: F.pad(x, (3, 0, 9, 4), "replicate"), 8),
