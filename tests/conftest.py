@@ -143,9 +143,10 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Freeze modules and tests: a full garbage collection over them takes a third of a second, dozens of
-    times per run."""
+    """Collect garbage rarely: a full collection over modules and tests takes a third of a second, dozens of times per
+    run, and graphs of PyTorch's pass the default threshold at once."""
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.hookimpl(wrapper=True)

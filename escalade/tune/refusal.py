@@ -6,6 +6,9 @@ import torch
 
 from escalade.errors import EscaladeError, ToolError
 
+_SHARE_OF_OTHERS = 0.05
+"""Share of the memory that contexts, modules and graphs of this process may occupy outside of PyTorch's allocator."""
+
 
 class LostDevice(EscaladeError):
     """The GPU fails every call of this process; the message names the preceding work."""
@@ -25,13 +28,21 @@ def failure_reason(error: Exception) -> str:
     """Return the error in one line.
 
     A compiler or a pool of workers may turn an interrupt into an error of its own: the interrupt is raised again. So is
-    an error that keeps every kernel from being compiled.
+    an error that keeps every kernel from being compiled, and one of memory that other processes hold.
     """
     seen: set[int] = set()
     behind: BaseException | None = error
     while behind is not None and id(behind) not in seen:
         if not isinstance(behind, Exception) or isinstance(behind, ToolError):
             raise behind
+        if isinstance(behind, torch.OutOfMemoryError) and _others_hold_memory():
+            raise behind
         seen.add(id(behind))
         behind = behind.__cause__ or behind.__context__
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _others_hold_memory() -> bool:
+    """Return True if other processes occupy a noticeable part of the GPU's memory."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved() > _SHARE_OF_OTHERS * total

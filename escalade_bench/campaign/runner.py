@@ -105,6 +105,7 @@ class Campaign:
         workers = workers_for(stale) if self.session.device.type == "cuda" else 0
         times = 1 + (_TIMES_SLOWER - 1) * max(0, workers - 1) / (_MOST_WORKERS - 1)
         running: dict[str, tuple[State, float]] = {}
+        crowded: list[State] = []
 
         def next_task() -> _Task | None:
             state = next((state for state in waiting if clock.has_room_for(state, times)), None)
@@ -123,22 +124,31 @@ class Campaign:
             )
             self.say(f"{task.name}: {time.monotonic() - began:.1f} s; {left}")
 
-        def receive(message: str | list[Record]) -> None:
-            self.say(message) if isinstance(message, str) else self.keep(message)
+        def receive(message: str | list[Record] | _Crowded) -> None:
+            if isinstance(message, _Crowded):
+                crowded.append(running[message.name][0])
+            else:
+                self.say(message) if isinstance(message, str) else self.keep(message)
 
         if workers <= 1:
             while task := next_task():
-                self.measure(running[task.name][0])
+                try:
+                    self.measure(running[task.name][0])
+                except torch.OutOfMemoryError:
+                    receive(_Crowded(task.name))
                 ended(task)
-            return waiting
+            return [*crowded, *waiting]
         self.say(f"measuring in {counted(workers, 'process')}")
         own = self.session
         given = own.device, own.seconds, own.seed, own.ceilings, self.architecture, self.origin
         crew = Crew(_work, given, receive, ended, lambda task: _LONGEST_TURN + _TIMES_SLOWER * task.seconds)
         cut = crew.run(workers, next_task, lambda: clock.left)
+        waiting, crowded, times = [*crowded, *waiting], [], 1.0
+        if not cut and waiting:  # the other processes have freed their memory
+            cut = crew.run(1, next_task, lambda: clock.left)
         # the budget ran out, the units did not fail
         self.keep([replace(_log(task.name), config=task.known).stamped(self.origin) for task in cut])
-        return [*(running[task.name][0] for task in cut), *waiting]
+        return [*(running[task.name][0] for task in cut), *crowded, *waiting]
 
     def measure(self, state: State) -> None:
         """Measure one unit, then free what it cached."""
@@ -190,6 +200,13 @@ class _Task:
     known: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class _Crowded:
+    """A unit that found too little memory beside other processes, and is measured again without them."""
+
+    name: str
+
+
 def _work(
     desk: Desk,
     device: torch.device,
@@ -207,7 +224,10 @@ def _work(
     units = registry.units()
     for task in desk.tasks():
         desk.spent = Spent()
-        campaign.measure(State(units[task.name], "", task.seconds, reused=task.reused, known=task.known))
+        try:
+            campaign.measure(State(units[task.name], "", task.seconds, reused=task.reused, known=task.known))
+        except torch.OutOfMemoryError:  # of memory that others hold, or it would be the unit's failure
+            desk.send(_Crowded(task.name))
         desk.send(f"{task.name}: {desk.spent}")
         torch.cuda.empty_cache()
 

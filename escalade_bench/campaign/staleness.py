@@ -19,8 +19,9 @@ from escalade.device.timing import percentile
 from escalade.tune.refusal import failure_reason
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.units import Session, Unit
-from escalade_bench.measure.currency import changed, package_digest, same_versions
+from escalade_bench.measure.currency import GONE, changed, package_digest, same_versions
 from escalade_bench.measure.records import Provenance, Record
+from escalade_bench.peers.network import TO_MAKE
 
 WORKLOAD = "campaign"
 """The workload of the records that log a unit's last run."""
@@ -32,6 +33,8 @@ unit declared at its last complete run."""
 _COMPARED_ACROSS_RUNS = ("network", "coverage")
 _ALONE_SHARE = 0.7
 """Part of the duration that is expected without peers, until it is measured."""
+_LEAST_SHARE = 0.1
+"""The least such part, if making the peers took longer than all."""
 _MANY = 100
 """Records to plan and compile from which several processes are faster, though each takes ten seconds to start."""
 _RARELY_EXCEEDED = 0.75
@@ -88,7 +91,8 @@ class Check:
                 before.pop(DECLARED, None)
             complete = before.get(DECLARED) == list(unit.declared)
             reused = self._reusable(unit, mine) if complete and not self.again else frozenset()
-            seconds = _expected(unit, before, bool(reused), log)
+            made = sum(r.config.get(TO_MAKE, 0.0) for r in mine if r.system in reused)
+            seconds = _expected(unit, before, made if reused else None, log)
             why = state.why or ("asked for again" if self.again else "")
             found.append(replace(state, why=why, seconds=seconds, reused=reused, known=before))
         return found
@@ -154,7 +158,9 @@ class Check:
             for record in own
             if record.failure and record.layout and record.checked != package_digest()
         )
-        why = next(filter(None, (*older.values(), *wrong)), "") if own else "its records are gone"
+        # Measuring again would not replace the figure of a rung that is gone.
+        reasons = [reason for reason in older.values() if reason != GONE] or older.values()
+        why = next(filter(None, (*reasons, *wrong)), "") if own else "its records are gone"
         return State(unit, why, older=older)
 
     def _changed(self, unit: Unit, record: Record) -> str:
@@ -185,13 +191,17 @@ def _options(command: str) -> str:
     return command.rpartition("--seconds ")[2]
 
 
-def _expected(unit: Unit, known: Mapping[str, Any], alone: bool, log: Mapping[str, Record]) -> float:
-    """Return the expected duration: that of the last run, of units with a similar name, or the unit's own guess."""
-    if alone and ALONE in known:
+def _expected(unit: Unit, known: Mapping[str, Any], made: float | None, log: Mapping[str, Record]) -> float:
+    """Return the expected duration: that of the last run, of units with a similar name, or the unit's own guess.
+
+    `made`: the seconds that making the peers took, if their figures are reused.
+    """
+    if made is not None and ALONE in known:
         return float(known[ALONE])
-    share = _ALONE_SHARE if alone else 1.0
+    share = 1.0 if made is None else _ALONE_SHARE
     if SECONDS in known:
-        return share * float(known[SECONDS])
+        seconds = float(known[SECONDS])
+        return seconds if made is None else max(_LEAST_SHARE * seconds, min(share * seconds, seconds - made))
     steps = unit.name.split("/")
     for length in range(len(steps) - 1, 1, -1):
         begin = "/".join(steps[:length]) + "/"

@@ -29,6 +29,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.pytorch import PYTORCH
 from escalade_bench.measure.records import Record
 
+GONE = "its rung or problem is gone"
 PEER_VERSIONS = ("torch", "cuda", "cudnn")
 """Versions that a peer's figure depends on."""
 _COMMENT_OR_TEXT = re.compile(r"""//[^\n]*|/[*].*?[*]/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'""", re.DOTALL)
@@ -87,7 +88,7 @@ def stamped(record: Record, made: Made, architecture: str) -> Record:
 def changed(record: Record, made: Made | None, architecture: str) -> str:
     """Return why the record is no longer current; empty if what ran for it is what would run today."""
     if made is None:
-        return "its rung or problem is gone"
+        return GONE
     if not record.plan:
         return "its machine code was not recorded"
     if record.plan != made.plan:

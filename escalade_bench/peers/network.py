@@ -16,6 +16,8 @@ from escalade.errors import EscaladeError
 
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "flat": torch.contiguous_format}
 """PyTorch's memory format per layout; `flat` is for inputs that are not images."""
+TO_MAKE = "seconds_to_make"
+"""Config key of a peer's record: the seconds that tracing and compiling it took."""
 
 
 class Unavailable(EscaladeError):
@@ -111,7 +113,7 @@ class Budget:
             finally:
                 seconds = time.perf_counter() - began
                 self._spent += seconds
-            took = {"seconds_to_make": round(seconds, 1)}
+            took = {TO_MAKE: round(seconds, 1)}
             return [replace(peer, config={**peer.config, **took}) for peer in found]
 
         return made

@@ -11,11 +11,13 @@ import re
 from collections.abc import Sequence
 
 from escalade.device.cache import cache_key, default_cache
+from escalade.device.sources import GUARD
 from escalade.device.twin import toolchain
 from escalade.errors import CompileError
 
 FILE = "twin-prefix.h"
-_BLANK = re.compile(r"\s*(?://.*|#\s*line\b.*)?")
+# NVIDIA's headers do not read our guard of a source's parameters.
+_BLANK = re.compile(rf"\s*(?://.*|#\s*line\b.*|#define {GUARD})?")
 _NVIDIA = re.compile(r"\s*#\s*include\s*<(cuda_fp16\.h|cuda_bf16\.h)>\s*")
 _made: dict[str, pathlib.Path | None] = {}
 """Precompiled headers by key; None if g++ could not build or use one."""

@@ -29,7 +29,7 @@ from escalade_bench.coverage.catalogue import TORCHVISION
 from escalade_bench.measure import currency
 from escalade_bench.measure import records as store
 from escalade_bench.measure.ceilings import Ceilings
-from escalade_bench.measure.currency import Made
+from escalade_bench.measure.currency import GONE, Made
 from escalade_bench.measure.records import Provenance, Record
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.report.pages import goals
@@ -128,7 +128,13 @@ def test_machine_code_decides_and_not_the_commit_or_the_text(tmp_path: pathlib.P
     campaign.units = (other,)
     assert campaign.reasons() == ["the plan changed: another rung, config or problem"]
     campaign.units = (replace(one, made=lambda session, record: None),)
-    assert campaign.reasons() == ["its rung or problem is gone"]
+    assert campaign.reasons() == [GONE]
+    two = unit("one", kernel, declared=one.declared)
+    made, keys = one.made, {found[0].key: "", replace(found[0], layout="nhwc").key: GONE}
+    store.file_away(campaign.folder, [replace(found[0], layout="nhwc")])
+    campaign.units = (replace(two, made=lambda s, r: made(s, r) if r.layout == "nchw" else None),)  # type: ignore
+    (state,) = campaign.states()
+    assert (state.why, state.older) == ("", keys), "one figure is older, but the unit is measured"
     campaign.units = (replace(one, declared=("torch-nchw", "a new rung")),)
     assert campaign.reasons() == ["it asks for other rungs, peers or sizes"]
     campaign.units = (one,)
@@ -249,6 +255,67 @@ def test_processes_file_the_same_records_and_what_is_cut_short_is_left(
     assert ours.case == "first" and ours.plan == "a plan"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_finds_too_little_memory_beside_other_processes_is_measured_without_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Memory, processes and card are fakes: other processes hold memory until they end."""
+    held, counts = [90], []
+
+    def large(session: Session, say: Say) -> Iterator[list[Record]]:
+        if held[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        yield from unit("large").measure(session, say)
+
+    units = {"large": unit("large", measure=large), "small": unit("small")}
+
+    class Crew:
+        def __init__(self, work: Any, arguments: Any, receive: Any, ended: Any, longest_turn: Any) -> None:
+            self.work, self.arguments, self.receive, self.ended = work, arguments, receive, ended
+
+        def run(self, count: int, next_task: Any, seconds_left: Any) -> list[Any]:
+            def tasks() -> Iterator[Any]:
+                while task := next_task():
+                    yield task
+                    self.ended(task, False)
+
+            counts.append(count)
+            self.work(SimpleNamespace(tasks=tasks, send=self.receive, spent=None), *self.arguments)
+            held[0] = 0
+            return []
+
+    monkeypatch.setattr(runner, "Crew", Crew)
+    monkeypatch.setattr(runner, "workers_for", lambda states: workers)
+    monkeypatch.setattr(registry, "units", lambda: units)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (100 - held[0], 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    card = Ceilings("", 1, 1, 1, 1, 1.0, 1.0, {})
+    session = Session(torch.device("cuda", 0), 0.0, given_ceilings=card)
+    campaign = Campaign(tmp_path, *units.values())
+    if workers == 1:
+        assert campaign.run_on(session) == ["large"]
+        assert campaign.reasons() == ["begun, and not measured to its end", ""]
+        held[0] = 0
+    assert campaign.run_on(session) == [] and campaign.reasons() == ["", ""]
+    assert counts == ([2, 1] if workers == 2 else [])
+
+
+def test_what_is_too_large_for_an_empty_card_has_failed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def huge(session: Session, say: Say) -> Iterator[list[Record]]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+        yield []
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (99, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    campaign = Campaign(tmp_path, unit("huge", measure=huge))
+    assert campaign.run() == [] and [state.failure for state in campaign.states()] == ["CUDA out of memory"]
+
+
 def test_a_unit_that_fails_is_tried_again_only_with_another_package(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +351,11 @@ def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) 
     (state,) = campaign.states(ORIGIN)
     assert state.reused == {"torch-graph", "torch-eager"} and set(state.known) == {"seconds", "declared"}
     assert state.seconds == pytest.approx(0.7 * state.known["seconds"])
+    log = store.load(tmp_path / "h200/campaign.jsonl")
+    store.file_away(tmp_path, [replace(r, config={**r.config, "seconds": 300.0}) for r in log])
+    peer = next(r for r in store.load(tmp_path / "h200/net.jsonl") if r.system == "torch-graph")
+    store.file_away(tmp_path, [replace(peer, config={"seconds_to_make": 250.0})])
+    assert campaign.states(ORIGIN)[0].seconds == 50.0, "most of it was compiling a peer"
     for other in (
         replace(ORIGIN, driver="590"), replace(ORIGIN, versions=VERSIONS | {"cudnn": "10"}), None,
     ):  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.device.program import Program, Type
 from escalade.device.twin import build, prefix, toolchain
 from escalade.device.twin.building import kernel_library, runtime_library
 from escalade.errors import CompileError
@@ -78,6 +79,13 @@ def test_only_includes_that_stand_first_are_moved(source: str, moved: list[str])
         '#include "device.h"',
         *(f"#include {name}" for name in moved),
     ]
+
+
+@pytest.mark.parametrize("element", ["__half", "__nv_bfloat16"])
+def test_the_header_of_a_programs_elements_is_moved(element: str) -> None:
+    text = Program.of("copy/vectorised.cu", constants={"Element": Type(element)}).text()
+    (header,) = re.findall("#include <.*>", text)
+    assert header in prefix.text(text).splitlines()
 
 
 @pytest.mark.parametrize("variant", [{}, {"checks": True}, {"sanitize": True}], ids=str)

@@ -88,6 +88,9 @@ THIN_CYCLES_PER_PIXEL = 10.0
 """Extra cycles per pixel of a tile with fewer channels than a k-tile: 16to64_112."""
 STRAIGHT = 1.4
 """Factor for stores directly from registers, a quarter of a line at a time."""
+PERMUTED_STRAIGHT, PERMUTED_CYCLES_PER_RESULT = 0.7, 0.08
+"""The same factor where a lane stores 16 adjacent filters, and the cycles per result then: fitted on 66 INT8 layers of
+ResNet-18 and ResNet-50 at batch 32 and 256."""
 WIDER_CYCLES_PER_RESULT = 0.1
 """Cycles per 16-bit result of 8-bit operands beyond what ping-pong hides: 64to256_56 at batch 32, 39 us."""
 EXCHANGE_CYCLES, EXCHANGE_CYCLES_PER_RESULT = 300.0, 0.15
@@ -139,11 +142,11 @@ class PersistentConfig(Config):
         """True if a warpgroup has whole copies of MN-major weights, and they are not multicast."""
         return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
 
-    @property
-    def may_permute(self) -> bool:
-        """True if lanes can hold 16 adjacent filters, of tiles that are loaded by one CTA and stored directly."""
+    def permutes(self, element_bytes: int, output_bytes: int, filters: int) -> bool:
+        """Return True if lanes hold 16 adjacent filters, of 8-bit tiles that one CTA loads and stores directly."""
         is_one_tile = (self.parts, self.cluster, self.buffers) == (1, 1, 0)
-        return is_one_tile and self.warpgroup_tile[1] % PERMUTED_FILTERS == 0
+        whole = self.warpgroup_tile[1] % PERMUTED_FILTERS == 0 and filters % self.filters == 0
+        return is_one_tile and whole and element_bytes == 1 and output_bytes <= 2
 
     @property
     def parts(self) -> int:
@@ -213,10 +216,10 @@ class PersistentConfig(Config):
 
     def cost(
         self, pixels: int, filters: int, k_tiles: int, card: Card, *, thin: int = 0, special: float = 0.0,
-        phases: int = 1,
+        phases: int = 1, permuted: bool = False,
     ) -> float:  # fmt: skip
         """Estimate the cycles from tensor cores, L2 and tile ends. `thin` k-tiles are not full, and each result needs
-        `special` special functions."""
+        `special` special functions. `permuted`: lanes hold adjacent filters."""
         products = self.pixels * self.filters / K_TILE_RATE
         if self.columns <= 64:  # reading both operands from shared memory takes as long as the MMA
             products *= 1.2
@@ -229,9 +232,9 @@ class PersistentConfig(Config):
         if self.share == PING_PONG and rounds > 1:
             end = PING_PONG_CYCLES + PING_PONG_CYCLES_PER_RESULT * sums
         else:
-            end = END_CYCLES + END_CYCLES_PER_RESULT * sums
+            end = END_CYCLES + (PERMUTED_CYCLES_PER_RESULT if permuted else END_CYCLES_PER_RESULT) * sums
         if not self.buffers:
-            end *= STRAIGHT
+            end *= PERMUTED_STRAIGHT if permuted else STRAIGHT
         if self.parts > 1:
             end += EXCHANGE_CYCLES + EXCHANGE_CYCLES_PER_RESULT * sums
             if not self.parts_apart:
@@ -286,13 +289,7 @@ def product(
         conv.windows, conv.filters, conv.epilogue, conv.shortcut, conv.placement
     )  # fmt: skip
     output_bytes = ELEMENT_BYTES[epilogue.output]
-    permuted = (
-        windows.element_bytes == 1
-        and output_bytes <= 2
-        and config.may_permute
-        and filters % config.filters == 0
-        and phase_count(phases) == 1
-    )
+    permuted = phase_count(phases) == 1 and config.permutes(windows.element_bytes, output_bytes, filters)
     program = Program.of(
         "conv2d/sm90_persistent.cu",
         constants=epilogue.activation_constants,
@@ -447,6 +444,7 @@ class Persistent(HopperRung[PersistentConfig]):
         cost = config.cost(
             p.output_pixels, p.filters, k_tiles_of(p), self.card,
             thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
+            permuted=config.permutes(p.element_bytes, p.output_bytes, p.filters),
         )  # fmt: skip
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
         results = rounds * config.pixels * config.filters

@@ -45,6 +45,9 @@ RESIDUAL_CYCLES_BOX = 48.0
 LAP_CYCLES = 510.0
 """Cycles per two tiles after the first two, whose residuals cannot be loaded before the staging tiles are free."""
 LAP_CYCLES_BOX = 196.0
+EIGHT_BIT_RESIDUAL = 1.2
+"""Factor on the time of 1x1 filters with residuals and 8-bit operands, which store bytes from registers and read every
+window for each 64 filters: mean of 64to256_56 and 128to512_28 in INT8."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,10 @@ class Window(WindowRung[WindowConfig]):
 
     def conv_clocks(self, conv: WgmmaConv, config: WindowConfig) -> float:
         return _cost(Tiling(conv, config.rows, config.columns), self.card)
+
+    def estimate(self, problem: Conv2dProblem, config: WindowConfig) -> float:
+        slower = problem.is_quantized and problem.residual and problem.taps == 1
+        return super().estimate(problem, config) * (EIGHT_BIT_RESIDUAL if slower else 1.0)
 
     def conv_recipe(self, conv: WgmmaConv, config: WindowConfig) -> Recipe:
         tiling = Tiling(conv, config.rows, config.columns)

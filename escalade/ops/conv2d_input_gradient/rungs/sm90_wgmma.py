@@ -123,6 +123,9 @@ SPLIT = ("cluster_split_k",)
 NORM_CYCLES_PER_RESULT = {"none": 0.1, "x": 0.22, "output": 0.35}
 """Extra cycles per result and SM for the sums of a normalization, by its mask: measured on 256to64_56, on 64to256_56
 and 128to128_28_k3, and on 256to64_56 and 1024to256_14, at batch 64."""
+NORM_PER_PANEL = {"none": 0.0, "x": 0.07, "output": 0.2}
+"""Extra time of such a launch per staging tile of a warpgroup beyond the first: loads for the sums of a tile delay the
+stores of the one before. Fitted on seven layers of ResNet-50 at batch 64; 192x64 took 1.2 times as long as 64x64."""
 APART = 1.2
 """Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
 2 at batch 256."""
@@ -189,7 +192,8 @@ class Persistent(PerPhase[PersistentConfig]):
             return apart * self.card.microseconds(clocks, moved)
         results = phase.elements / self.card.multiprocessors
         sums = NORM_CYCLES_PER_RESULT[problem.norm] * results / self.card.rates.clock
-        return self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
+        uneven = 1 + NORM_PER_PANEL[problem.norm] * (config.panels - 1)
+        return uneven * self.card.microseconds(clocks, moved) + self.card.microseconds(0, 0) + sums
 
     def part(
         self,
