@@ -11,7 +11,7 @@ VERSIONS ?= oldest newest
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test types suite docs wheel test-slice test-versions gpu-test release-check setup clean
+.PHONY: demo test types suite docs wheel notes test-slice test-versions gpu-test release-check setup clean
 
 # Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
 demo: setup
@@ -50,6 +50,10 @@ wheel:
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+
+# The changelog's section of a version, as the notes of its release.
+notes:
+	@awk -v v='$(VERSION)' 'index($$0, "## [" v "]") == 1 { on = 1; next } /^## |^\[/ { on = 0 } on' CHANGELOG.md
 
 # Three minutes of other configs and variants than `test` runs, which the date chooses, and the cases of the next day.
 test-slice: setup

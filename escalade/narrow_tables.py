@@ -70,12 +70,12 @@ class Table(table.Table):
         for row in zip(*(column.cells for column in self.columns), strict=True):
             cells = [_text(cell, console) for cell in row]
             figures = [
-                Text.assemble(_text(column.header, console), " ", cell)
+                Text(" ").join(part for part in (_text(column.header, console), cell) if part.plain)
                 for column, cell in zip(self.columns[names:], cells[names:], strict=True)
                 if cell.plain
             ]
-            line = Text(" ").join(cells[:names])
-            yield Text.assemble(line, ": ", Text(", ").join(figures)) if figures else line
+            line = Text(" ").join(cell for cell in cells[:names] if cell.plain)
+            yield Text(": ").join(part for part in (line, Text(", ").join(figures)) if part.plain)
 
 
 def _text(cell: object, console: Console) -> Text:

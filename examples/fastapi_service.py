@@ -37,8 +37,8 @@ from escalade_apps.classify.preparation import classes_of, crop_to, side_of
 
 MAX_BATCH = 32
 """Largest batch size, a power of two."""
-MAX_WAIT_SECONDS = 0.002
-"""Seconds that the first image of a batch waits for others."""
+WAIT_MS = 2.0
+"""Latency budget: milliseconds that the first image of a batch waits for others."""
 WAITING = 8 * MAX_BATCH
 """Most waiting images; further requests are rejected with status 503."""
 MOST_BYTES = 32 * 2**20
@@ -80,11 +80,12 @@ class Waiting:
 class Batcher:
     """Collects single images into batches for the engine, and distributes the results."""
 
-    def __init__(self, engine: escalade.Engine) -> None:
+    def __init__(self, engine: escalade.Engine, wait_ms: float) -> None:
         self.classes = classes_of(engine)
         self.crop: Crop = crop_to(side_of(engine.graph.inputs[0].shape))
         self.images = self.batches = 0
         self._engine = engine
+        self._wait_seconds = wait_ms / 1000
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(WAITING)
         self._in_flight: set[asyncio.Task[None]] = set()
 
@@ -116,7 +117,7 @@ class Batcher:
     async def _collect(self) -> list[Waiting]:
         some = [await self._queue.get()]
         with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_WAIT_SECONDS):
+            async with asyncio.timeout(self._wait_seconds):
                 while len(some) < MAX_BATCH:
                     some.append(await self._queue.get())
         return some
@@ -145,8 +146,8 @@ class Batcher:
         return np.zeros((size, side, side, 3), np.uint8).transpose(0, 3, 1, 2)
 
 
-def service(engine: escalade.Engine) -> FastAPI:
-    batcher = Batcher(engine)
+def service(engine: escalade.Engine, wait_ms: float = WAIT_MS) -> FastAPI:
+    batcher = Batcher(engine, wait_ms)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -200,8 +201,11 @@ def main() -> None:
     parser.add_argument("engine", type=pathlib.Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--wait-ms", type=float, default=WAIT_MS, help="time that an image waits to fill a batch"
+    )
     given = parser.parse_args()
-    uvicorn.run(service(escalade.load(given.engine)), host=given.host, port=given.port)
+    uvicorn.run(service(escalade.load(given.engine), given.wait_ms), host=given.host, port=given.port)
 
 
 if __name__ == "__main__":

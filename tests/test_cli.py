@@ -44,6 +44,7 @@ ROOT = pathlib.Path(__file__).parent.parent
         (("tune", "conv2d", "--problem", "8to8_9_k3s1_b1", "--layout", "nwhc"), "layout 'nwhc'"),
         (("bench", "lenet", "--parts", "nosuch", "--device", "cpu"), "lenet has no part 'nosuch'"),
         (("explain", "nosuch"), "'nosuch' is neither a model"),
+        (("explain", "nosuch.onnx"), "there is no file nosuch.onnx"),
         (("classify", ".", "--weights", "nosuch.pth", "--dtype", "fp15"), "fp15"),
     ],
 )

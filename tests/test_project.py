@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import runpy
+import subprocess
 import tomllib
 from typing import Any
 
@@ -96,6 +97,31 @@ def test_the_site_has_every_page_once() -> None:
     ladders = {page for page in pages if page.startswith("ladders/")}
     assert sorted(pages_of(read("mkdocs.yml")["nav"])) == sorted(pages - ladders)
     assert all(f"({page})" in (docs / "ladder.md").read_text() for page in ladders)
+
+
+def test_the_site_opens_with_the_readme_and_stays_on_the_site() -> None:
+    """A reader of the site alone finds how to install, the figures, and every page."""
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    index = (ROOT / "docs" / hooks["START"]).read_text()
+    shown = hooks["start"](index, URL)
+    assert hooks["INDEX"] in (ROOT / "README.md").read_text()
+    assert "pip install" in shown and "(images/climb.svg)" in shown
+    assert f"{URL}/blob/main/docs/" not in shown and f"{URL}/raw" not in shown
+    assert index.partition("\n")[2] in shown
+    cited = {name for pair in re.findall(r"\]\[([^\]]+)\]|\(\[([^\]]+)\]\)", shown) for name in pair if name}
+    assert cited <= set(re.findall(r"^\[([^\]]+)\]: ", shown, re.MULTILINE))
+
+
+def test_release_notes_are_the_section_of_the_changelog() -> None:
+    notes = subprocess.run(
+        ("make", "--no-print-directory", "notes", "VERSION=0.1.0"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    _, _, section = (ROOT / "CHANGELOG.md").read_text().partition("## [0.1.0] - ")
+    assert notes.strip() and notes.strip() in section and "## [" not in notes
 
 
 def test_the_reference_has_every_operator() -> None:

@@ -108,6 +108,6 @@ def command(
             engine.save(output, kernels=architectures)
     console.print(
         f"wrote {escape(printable(output))}: {format_bytes(output.stat().st_size)}, {engine.dtype}, plans for batch "
-        f"sizes {', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
+        f"{', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
         highlight=False,
     )

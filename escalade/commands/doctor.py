@@ -192,7 +192,8 @@ def _nvrtc() -> str:
     from escalade.device.nvrtc import compile_source, compiler_version
 
     code, _ = compile_source(_PROBE, "probe.cu", HOPPER.name)
-    return f"{compiler_version().removeprefix('nvrtc ')}, compiles a kernel ({len(code)} bytes)"
+    version = compiler_version().removeprefix("nvrtc ").removesuffix(" (UNKNOWN)")
+    return f"{version}, compiles a kernel ({len(code)} bytes)"
 
 
 def _headers() -> str:

@@ -102,7 +102,7 @@ def network(
     network that is made by name.
     """
     home = torch.device("cpu" if device == "twin" else device)
-    if not is_network(name):
+    if not is_network(name) and not is_model_file(name):  # a missing file is reported by its reader
         raise UnsupportedError(f"{name!r} is neither {KINDS}")
     found = uncompiled(name)
     if weights is not None:

@@ -79,19 +79,19 @@ class TiledMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """TMA im2col tensor map, which walks the output pixels of a convolution over an NHWC tensor."""
+    """TMA im2col tensor map, which walks the output pixels of a convolution over an NHWC or NDHWC tensor."""
 
     buffer: Buffer
     element: str
-    sizes: tuple[int, int, int, int]
-    """Sizes of the tensor: C, W, H, N."""
-    lower: tuple[int, int]
-    """Lower bounding-box corner (w, h): minus the padding."""
-    upper: tuple[int, int]
-    """Upper bounding-box corner (w, h), relative to the last row and column: padding - (filter - 1)."""
+    sizes: tuple[int, ...]
+    """Sizes of the tensor: C, W, H, N, or C, W, H, D, N."""
+    lower: tuple[int, ...]
+    """Lower bounding-box corner (w, h), or (w, h, d): minus the padding."""
+    upper: tuple[int, ...]
+    """Upper bounding-box corner, relative to the last row and column: padding - (filter - 1)."""
     channels: int
     pixels: int
-    stride: tuple[int, int]
+    stride: tuple[int, ...]
     swizzle: int = 128
     pitch: int = 0
     """Bytes per pixel step; 0 for a dense tensor."""

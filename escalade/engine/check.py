@@ -25,6 +25,7 @@ from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.signature import RESULT, Role, Signature, SizeError, Sizes, is_real, is_whole
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 MAX_NODES = 2**14
 MAX_DIMENSIONS = 16
@@ -174,7 +175,7 @@ def _require_leaves(what: str, structure: pytree.TreeSpec, number: int) -> None:
 def _check_outputs(graph: Graph) -> None:
     _require(
         len(graph.output_types) == len(graph.outputs),
-        f"{len(graph.outputs)} outputs with {len(graph.output_types)} dtypes",
+        f"{counted(len(graph.outputs), 'output')} with {counted(len(graph.output_types), 'dtype')}",
     )
     for name, dtype in zip(graph.outputs, graph.output_types, strict=True):
         _require_type(name, dtype)
@@ -370,7 +371,7 @@ def _require_dimensions(role: str, expected: Role, value: _Spec) -> None:
     least, most = expected.dimensions
     if not least <= len(value.sizes) <= most:
         expected_rank = f"{least}" if least == most else f"{least} to {most}"
-        raise SizeError(f"{role} has {len(value.sizes)} dimensions; expected {expected_rank}")
+        raise SizeError(f"{role} has {counted(len(value.sizes), 'dimension')}; expected {expected_rank}")
 
 
 def _require_result(declared: _Spec, real: _Spec) -> None:
@@ -387,7 +388,7 @@ def _check_operator(node: Node, declared: _Spec, inputs: Mapping[str, _Spec], ba
         _require_bounded(result.sizes, batch)
     number = node.attributes.get("result", None if _has_several_results(resolve_operator(target)) else 0)
     if number is None or number >= len(results):
-        raise SizeError(f"it returns {len(results)} results; the graph reads number {number}")
+        raise SizeError(f"it returns {counted(len(results), 'result')}; the graph reads number {number}")
     _require_result(declared, results[number])
 
 

@@ -113,7 +113,7 @@ class Engine(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must be; the CPU for the twin."""
+        """The device of the inputs: the CPU for the twin."""
         return self._settings.device
 
     @property

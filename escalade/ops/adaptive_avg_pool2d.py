@@ -499,7 +499,7 @@ def compute(problem: AdaptiveAvgPool2dProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
+class AdaptiveAvgPool2dOperation(Operation[AdaptiveAvgPool2dProblem]):
     name = "adaptive_avg_pool2d"
     problem = AdaptiveAvgPool2dProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
@@ -531,7 +531,7 @@ class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
         return tuple(name for name in self.order if not (is_global and name == "column_sums"))
 
 
-ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2d()
+ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2dOperation()
 
 
 # --- the PyTorch operator

@@ -82,7 +82,7 @@ def peer(problem: AddProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Add(Operation[AddProblem]):
+class AddOperation(Operation[AddProblem]):
     name = "add"
     problem = AddProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -110,7 +110,7 @@ class Add(Operation[AddProblem]):
         return ("vectorised",)
 
 
-ADD = Add()
+ADD = AddOperation()
 
 
 # --- the PyTorch operator

@@ -496,7 +496,7 @@ MOST_KEYS = 256
 MOST_FP32_KEYS = 64
 
 
-class Attention(Operation[AttentionProblem]):
+class AttentionOperation(Operation[AttentionProblem]):
     name = "attention"
     problem = AttentionProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -539,7 +539,7 @@ class Attention(Operation[AttentionProblem]):
         return f"beyond {most} keys PyTorch's attention should be faster; there are {problem.keys}"
 
 
-ATTENTION = Attention()
+ATTENTION = AttentionOperation()
 
 # --- the PyTorch operator
 

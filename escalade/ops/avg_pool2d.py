@@ -153,7 +153,7 @@ def _pooled(p: AvgPool2dProblem, x: torch.Tensor) -> torch.Tensor:
 # --- the operation
 
 
-class AvgPool2d(Operation[AvgPool2dProblem]):
+class AvgPool2dOperation(Operation[AvgPool2dProblem]):
     name = "avg_pool2d"
     problem = AvgPool2dProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -186,7 +186,7 @@ class AvgPool2d(Operation[AvgPool2dProblem]):
         return super().roundings(problem) + bool(problem.prologue)
 
 
-AVG_POOL2D = AvgPool2d()
+AVG_POOL2D = AvgPool2dOperation()
 
 
 # --- the PyTorch operator

@@ -160,7 +160,7 @@ def compute(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class AvgPool2dBackward(Operation[AvgPool2dBackwardProblem]):
+class AvgPool2dBackwardOperation(Operation[AvgPool2dBackwardProblem]):
     name = "avg_pool2d_backward"
     problem = AvgPool2dBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
@@ -190,7 +190,7 @@ class AvgPool2dBackward(Operation[AvgPool2dBackwardProblem]):
     order = ("vectorised", "rows", "naive")
 
 
-AVG_POOL2D_BACKWARD = AvgPool2dBackward()
+AVG_POOL2D_BACKWARD = AvgPool2dBackwardOperation()
 
 
 # --- the PyTorch operator

@@ -266,7 +266,7 @@ def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class BatchNorm(Operation[BatchNormProblem]):
+class BatchNormOperation(Operation[BatchNormProblem]):
     name = "batch_norm"
     problem = BatchNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -303,7 +303,7 @@ class BatchNorm(Operation[BatchNormProblem]):
     order = ("vectorised", "scaled")
 
 
-BATCH_NORM = BatchNorm()
+BATCH_NORM = BatchNormOperation()
 
 
 # --- the PyTorch operator

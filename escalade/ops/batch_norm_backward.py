@@ -491,7 +491,7 @@ def compute(problem: BatchNormBackwardProblem, given: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class BatchNormBackward(Operation[BatchNormBackwardProblem]):
+class BatchNormBackwardOperation(Operation[BatchNormBackwardProblem]):
     name = "batch_norm_backward"
     problem = BatchNormBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
@@ -558,7 +558,7 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
         return found
 
 
-BATCH_NORM_BACKWARD = BatchNormBackward()
+BATCH_NORM_BACKWARD = BatchNormBackwardOperation()
 
 
 # --- the PyTorch operator

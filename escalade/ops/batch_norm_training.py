@@ -286,7 +286,7 @@ def compute(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class BatchNormTraining(Operation[BatchNormTrainingProblem]):
+class BatchNormTrainingOperation(Operation[BatchNormTrainingProblem]):
     name = "batch_norm_training"
     problem = BatchNormTrainingProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), summed_in_fp32(compute))
@@ -331,7 +331,7 @@ class BatchNormTraining(Operation[BatchNormTrainingProblem]):
         return for_training(problem.statistics, inputs)
 
 
-BATCH_NORM_TRAINING = BatchNormTraining()
+BATCH_NORM_TRAINING = BatchNormTrainingOperation()
 
 
 # --- the PyTorch operator

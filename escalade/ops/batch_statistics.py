@@ -324,7 +324,7 @@ def for_training(problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, 
 # --- the operation
 
 
-class BatchStatistics(Operation[BatchStatisticsProblem]):
+class BatchStatisticsOperation(Operation[BatchStatisticsProblem]):
     name = "batch_statistics"
     problem = BatchStatisticsProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -360,7 +360,7 @@ class BatchStatistics(Operation[BatchStatisticsProblem]):
         return for_training(problem, inputs)
 
 
-BATCH_STATISTICS = BatchStatistics()
+BATCH_STATISTICS = BatchStatisticsOperation()
 
 
 # --- the PyTorch operator

@@ -411,7 +411,7 @@ def peer(problem: ConvertProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Convert(Operation[ConvertProblem]):
+class ConvertOperation(Operation[ConvertProblem]):
     name = "convert"
     problem = ConvertProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -450,4 +450,4 @@ class Convert(Operation[ConvertProblem]):
     order = ("dealt", "rows", "few_channels", "tiled", "naive")
 
 
-CONVERT = Convert()
+CONVERT = ConvertOperation()

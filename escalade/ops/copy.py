@@ -544,7 +544,7 @@ def _moved(problem: CopyProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Copy(Operation[CopyProblem]):
+class CopyOperation(Operation[CopyProblem]):
     name = "copy"
     problem = CopyProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -584,4 +584,4 @@ class Copy(Operation[CopyProblem]):
     order = ("tiled", "vectorised", "naive")
 
 
-COPY = Copy()
+COPY = CopyOperation()

@@ -253,7 +253,7 @@ def _asked(problem: CrossEntropyProblem, inputs: Tensors, dtype: torch.dtype) ->
 # --- the operation
 
 
-class CrossEntropy(Operation[CrossEntropyProblem]):
+class CrossEntropyOperation(Operation[CrossEntropyProblem]):
     name = "cross_entropy"
     problem = CrossEntropyProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -291,7 +291,7 @@ class CrossEntropy(Operation[CrossEntropyProblem]):
         return {"loss": loss(problem, inputs["x"].double(), inputs["target"])}
 
 
-CROSS_ENTROPY = CrossEntropy()
+CROSS_ENTROPY = CrossEntropyOperation()
 
 
 # --- the PyTorch operator

@@ -144,7 +144,7 @@ def empty_output(problem: FilterSumsProblem, device: torch.device) -> torch.Tens
 # --- the operation
 
 
-class FilterSums(Operation[FilterSumsProblem]):
+class FilterSumsOperation(Operation[FilterSumsProblem]):
     name = "filter_sums"
     problem = FilterSumsProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -165,4 +165,4 @@ class FilterSums(Operation[FilterSumsProblem]):
     order = ("tiled", "naive")
 
 
-FILTER_SUMS = FilterSums()
+FILTER_SUMS = FilterSumsOperation()

@@ -687,7 +687,7 @@ def statistics(problem: GroupNormProblem, x: torch.Tensor) -> dict[str, torch.Te
 # --- the operation
 
 
-class GroupNorm(Operation[GroupNormProblem]):
+class GroupNormOperation(Operation[GroupNormProblem]):
     name = "group_norm"
     problem = GroupNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -729,7 +729,7 @@ class GroupNorm(Operation[GroupNormProblem]):
         return statistics(problem, inputs["x"].double()) if problem.statistics else {}
 
 
-GROUP_NORM = GroupNorm()
+GROUP_NORM = GroupNormOperation()
 
 
 # --- the PyTorch operator

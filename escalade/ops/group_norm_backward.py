@@ -321,7 +321,7 @@ def peer(problem: GroupNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 SILU = "gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))"
 
 
-class GroupNormBackward(Operation[GroupNormBackwardProblem]):
+class GroupNormBackwardOperation(Operation[GroupNormBackwardProblem]):
     name = "group_norm_backward"
     problem = GroupNormBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -364,4 +364,4 @@ class GroupNormBackward(Operation[GroupNormBackwardProblem]):
         return {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
 
 
-GROUP_NORM_BACKWARD = GroupNormBackward()
+GROUP_NORM_BACKWARD = GroupNormBackwardOperation()

@@ -348,7 +348,7 @@ def peer(problem: LayerNormProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class LayerNorm(Operation[LayerNormProblem]):
+class LayerNormOperation(Operation[LayerNormProblem]):
     name = "layer_norm"
     problem = LayerNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -386,7 +386,7 @@ class LayerNorm(Operation[LayerNormProblem]):
     order = ("columns", "in_registers", "warp_per_row")
 
 
-LAYER_NORM = LayerNorm()
+LAYER_NORM = LayerNormOperation()
 
 
 # --- the PyTorch operator

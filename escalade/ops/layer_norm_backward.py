@@ -270,7 +270,7 @@ def peer(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class LayerNormBackward(Operation[LayerNormBackwardProblem]):
+class LayerNormBackwardOperation(Operation[LayerNormBackwardProblem]):
     name = "layer_norm_backward"
     problem = LayerNormBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -325,4 +325,4 @@ class LayerNormBackward(Operation[LayerNormBackwardProblem]):
         return {**named, ROUNDED: dx} if problem.rounded else named
 
 
-LAYER_NORM_BACKWARD = LayerNormBackward()
+LAYER_NORM_BACKWARD = LayerNormBackwardOperation()

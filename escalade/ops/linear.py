@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
+from escalade.ops.adaptive_avg_pool2d import SCALE, AdaptiveAvgPool2dOperation, AdaptiveAvgPool2dProblem
 from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import (
@@ -34,7 +34,7 @@ from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.shared import activation, rows
 from escalade.ops.shared.quantized_input import (
     check_quantized,
@@ -511,7 +511,7 @@ class AsPointwiseConvolution(Rung[LinearProblem]):
 
     @property
     def _rung(self) -> Rung[Conv2dProblem]:
-        return Conv2d.ladder.rung(self.convolution).on(self.card)
+        return Conv2dOperation.ladder.rung(self.convolution).on(self.card)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -569,7 +569,7 @@ TENSOR_CORE_SPLIT = AsPointwiseConvolution(
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
 """Up to this many rows, reading the weights takes longer than the products of one warp per output."""
-_MEAN = AdaptiveAvgPool2d.ladder.rung("vectorised")
+_MEAN = AdaptiveAvgPool2dOperation.ladder.rung("vectorised")
 
 
 def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
@@ -729,7 +729,7 @@ POOLED = Pooled(
 # --- the operation
 
 
-class Linear(Operation[LinearProblem]):
+class LinearOperation(Operation[LinearProblem]):
     name = "linear"
     problem = LinearProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -784,7 +784,7 @@ class Linear(Operation[LinearProblem]):
         return tuple(rung.name for rung in plain_rungs(problem))
 
 
-LINEAR = Linear()
+LINEAR = LinearOperation()
 
 
 # --- the PyTorch operator

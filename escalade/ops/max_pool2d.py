@@ -287,7 +287,7 @@ def extra_references(problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, to
 # --- the operation
 
 
-class MaxPool2d(Operation[MaxPool2dProblem]):
+class MaxPool2dOperation(Operation[MaxPool2dProblem]):
     name = "max_pool2d"
     problem = MaxPool2dProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -327,7 +327,7 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
         return extra_references(problem, inputs)
 
 
-MAX_POOL2D = MaxPool2d()
+MAX_POOL2D = MaxPool2dOperation()
 
 
 # --- the PyTorch operator

@@ -419,7 +419,7 @@ def _finish(problem: MaxPool2dBackwardProblem, dx: torch.Tensor, x: torch.Tensor
 # --- the operation
 
 
-class MaxPool2dBackward(Operation[MaxPool2dBackwardProblem]):
+class MaxPool2dBackwardOperation(Operation[MaxPool2dBackwardProblem]):
     name = "max_pool2d_backward"
     problem = MaxPool2dBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -461,7 +461,7 @@ class MaxPool2dBackward(Operation[MaxPool2dBackwardProblem]):
     """`atomics` and `shared_sums` are excluded because they are not deterministic."""
 
 
-MAX_POOL2D_BACKWARD = MaxPool2dBackward()
+MAX_POOL2D_BACKWARD = MaxPool2dBackwardOperation()
 
 
 # --- the PyTorch operator

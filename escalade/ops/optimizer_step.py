@@ -557,7 +557,7 @@ def _results(
 # --- the operation
 
 
-class OptimizerStep(Operation[OptimizerStepProblem]):
+class OptimizerStepOperation(Operation[OptimizerStepProblem]):
     name = "optimizer_step"
     problem = OptimizerStepProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -592,7 +592,7 @@ class OptimizerStep(Operation[OptimizerStepProblem]):
         return extra_references(problem, inputs)
 
 
-OPTIMIZER_STEP = OptimizerStep()
+OPTIMIZER_STEP = OptimizerStepOperation()
 
 
 # --- the PyTorch operator

@@ -257,7 +257,7 @@ def peer(problem: Pad2dProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Pad2d(Operation[Pad2dProblem]):
+class Pad2dOperation(Operation[Pad2dProblem]):
     name = "pad2d"
     problem = Pad2dProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -288,7 +288,7 @@ class Pad2d(Operation[Pad2dProblem]):
     order = ("vectorised", "runs", "naive")
 
 
-PAD2D = Pad2d()
+PAD2D = Pad2dOperation()
 
 
 # --- the PyTorch operator

@@ -221,7 +221,7 @@ def empty_output(problem: PixelShuffleProblem, device: torch.device) -> torch.Te
 # --- the operation
 
 
-class PixelShuffle(Operation[PixelShuffleProblem]):
+class PixelShuffleOperation(Operation[PixelShuffleProblem]):
     name = "pixel_shuffle"
     problem = PixelShuffleProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -249,7 +249,7 @@ class PixelShuffle(Operation[PixelShuffleProblem]):
     order = ("vectorised", "runs", "naive")
 
 
-PIXEL_SHUFFLE = PixelShuffle()
+PIXEL_SHUFFLE = PixelShuffleOperation()
 
 
 # --- the PyTorch operator

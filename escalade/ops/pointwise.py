@@ -244,7 +244,7 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
 # --- the operation
 
 
-class Pointwise(Operation[PointwiseProblem]):
+class PointwiseOperation(Operation[PointwiseProblem]):
     name = "pointwise"
     problem = PointwiseProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -297,7 +297,7 @@ class Pointwise(Operation[PointwiseProblem]):
         return dict(list(every)[1:])
 
 
-POINTWISE = Pointwise()
+POINTWISE = PointwiseOperation()
 
 
 # --- the PyTorch operator

@@ -216,7 +216,7 @@ def _results(problem: PointwiseLossProblem, inputs: Tensors, dtype: torch.dtype)
 # --- the operation
 
 
-class PointwiseLoss(Operation[PointwiseLossProblem]):
+class PointwiseLossOperation(Operation[PointwiseLossProblem]):
     name = "pointwise_loss"
     problem = PointwiseLossProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -248,7 +248,7 @@ class PointwiseLoss(Operation[PointwiseLossProblem]):
         return {"loss": loss(problem, inputs, torch.float64)} if problem.gradient else {}
 
 
-POINTWISE_LOSS = PointwiseLoss()
+POINTWISE_LOSS = PointwiseLossOperation()
 
 
 # --- the PyTorch operator

@@ -147,7 +147,7 @@ def peer(problem: QuantiseProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Quantise(Operation[QuantiseProblem]):
+class QuantiseOperation(Operation[QuantiseProblem]):
     name = "quantise"
     problem = QuantiseProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -169,7 +169,7 @@ class Quantise(Operation[QuantiseProblem]):
         return ("vectorised",)
 
 
-QUANTISE = Quantise()
+QUANTISE = QuantiseOperation()
 
 
 # --- the PyTorch operator

@@ -424,7 +424,7 @@ def exact(problem: ReduceProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Reduce(Operation[ReduceProblem]):
+class ReduceOperation(Operation[ReduceProblem]):
     name = "reduce"
     problem = ReduceProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -462,7 +462,7 @@ class Reduce(Operation[ReduceProblem]):
     order = ("rows", "columns")
 
 
-REDUCE = Reduce()
+REDUCE = ReduceOperation()
 
 
 # --- the PyTorch operator

@@ -112,7 +112,7 @@ def peer(problem: ReluProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class Relu(Operation[ReluProblem]):
+class ReluOperation(Operation[ReluProblem]):
     name = "relu"
     problem = ReluProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -144,7 +144,7 @@ class Relu(Operation[ReluProblem]):
         return ("vectorised",)
 
 
-RELU = Relu()
+RELU = ReluOperation()
 
 
 # --- the PyTorch operator

@@ -293,7 +293,7 @@ def _sizes(problem: SoftmaxProblem) -> tuple[int, ...]:
 # --- the operation
 
 
-class Softmax(Operation[SoftmaxProblem]):
+class SoftmaxOperation(Operation[SoftmaxProblem]):
     name = "softmax"
     problem = SoftmaxProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -328,7 +328,7 @@ class Softmax(Operation[SoftmaxProblem]):
     order = ("columns", "part_of_warp", "block_per_row")
 
 
-SOFTMAX = Softmax()
+SOFTMAX = SoftmaxOperation()
 
 
 # --- the PyTorch operator

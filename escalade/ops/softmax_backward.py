@@ -261,7 +261,7 @@ def _sizes(problem: SoftmaxBackwardProblem) -> tuple[int, ...]:
 # --- the operation
 
 
-class SoftmaxBackward(Operation[SoftmaxBackwardProblem]):
+class SoftmaxBackwardOperation(Operation[SoftmaxBackwardProblem]):
     name = "softmax_backward"
     problem = SoftmaxBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -300,4 +300,4 @@ class SoftmaxBackward(Operation[SoftmaxBackwardProblem]):
     order = ("columns", "in_registers")
 
 
-SOFTMAX_BACKWARD = SoftmaxBackward()
+SOFTMAX_BACKWARD = SoftmaxBackwardOperation()

@@ -571,7 +571,7 @@ SLICED = Sliced(
 # --- the operation
 
 
-class SqueezeExcite(Operation[SqueezeExciteProblem]):
+class SqueezeExciteOperation(Operation[SqueezeExciteProblem]):
     name = "squeeze_excite"
     problem = SqueezeExciteProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
@@ -599,7 +599,7 @@ class SqueezeExcite(Operation[SqueezeExciteProblem]):
     order = ("sliced", "cluster", "one_block", "naive")
 
 
-SQUEEZE_EXCITE = SqueezeExcite()
+SQUEEZE_EXCITE = SqueezeExciteOperation()
 
 
 # --- the PyTorch operator

@@ -178,7 +178,7 @@ def peer(problem: TopKProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class TopK(Operation[TopKProblem]):
+class TopKOperation(Operation[TopKProblem]):
     name = "top_k"
     problem = TopKProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -201,7 +201,7 @@ class TopK(Operation[TopKProblem]):
         return ("block_per_row",)
 
 
-TOP_K = TopK()
+TOP_K = TopKOperation()
 
 
 # --- the PyTorch operator

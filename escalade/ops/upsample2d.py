@@ -445,7 +445,7 @@ def _settings(mode: str, corners: bool, factors: tuple[float, float]) -> tuple[A
 # --- the operation
 
 
-class Upsample2d(Operation[Upsample2dProblem]):
+class Upsample2dOperation(Operation[Upsample2dProblem]):
     name = "upsample2d"
     problem = Upsample2dProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
@@ -472,7 +472,7 @@ class Upsample2d(Operation[Upsample2dProblem]):
     order = ("walked", "vectorised", "doubled", "packs", "runs", "naive")
 
 
-UPSAMPLE2D = Upsample2d()
+UPSAMPLE2D = Upsample2dOperation()
 
 
 # --- the PyTorch operator

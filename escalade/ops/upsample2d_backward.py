@@ -330,7 +330,7 @@ def compute(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor
 # --- the operation
 
 
-class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
+class Upsample2dBackwardOperation(Operation[Upsample2dBackwardProblem]):
     name = "upsample2d_backward"
     problem = Upsample2dBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, summed_in_fp32(compute))
@@ -364,7 +364,7 @@ class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
     order = ("vectorised", "rows", "per_pixel")
 
 
-UPSAMPLE2D_BACKWARD = Upsample2dBackward()
+UPSAMPLE2D_BACKWARD = Upsample2dBackwardOperation()
 
 
 # --- the PyTorch operator

@@ -45,7 +45,7 @@ def _read(file: pathlib.Path, classes: int) -> list[str]:
     )
     if len(found) != classes:
         raise UnsupportedError(
-            f"{printable(file)} has {len(found)} labels; the network has {classes} classes"
+            f"{printable(file)} has {counted(len(found), 'label')}; the network has {counted(classes, 'class')}"
         )
     return found
 

@@ -9,6 +9,7 @@ from escalade.engine.nodes.convert import Normalize
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade.ops.base.dtypes import QUANTIZED
+from escalade.terminal_text import counted
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.prediction import example, first_images
 
@@ -60,13 +61,14 @@ def classes_of(engine: Engine) -> int:
     graph = engine.graph
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise UnsupportedError(
-            f"the network has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a classifier has one input, "
+            f"the network has {counted(len(graph.inputs), 'input')} and {counted(len(graph.outputs), 'output')}; a "
+            "classifier has one input, "
             "images, and one output, a row of logits per image"
         )
     shape = graph.shape_of(graph.outputs[0])
     if len(shape) != 2 or not isinstance(shape[1], int):
         raise UnsupportedError(
-            f"the output of the network has {len(shape)} dimensions; a classifier's is [batch, classes]"
+            f"the output of the network has {counted(len(shape), 'dimension')}; a classifier's is [batch, classes]"
         )
     if not any(Normalize.matches(node) for node in graph):
         raise UnsupportedError(

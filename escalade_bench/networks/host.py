@@ -5,6 +5,7 @@ Times include the copies from and to (pinned) host memory.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import defaultdict
@@ -25,6 +26,7 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.passes import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import EscaladeError
+from escalade.terminal_text import counted
 from escalade_bench.ladder import free
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import Judge, Standard
@@ -157,12 +159,13 @@ def _loops(case: Case, image: torch.Tensor) -> Record:
 
 def _on_all_cores(setting: Setting, workload: str, images: torch.Tensor, standard: Judge) -> Record:
     batch, laid = len(images), images.contiguous(memory_format=torch.channels_last)
-    note = f"PyTorch's operators in fp32 on {torch.get_num_threads()} threads, channels_last"
+    cores = len(os.sched_getaffinity(0))
+    note = f"PyTorch's operators in fp32 on {counted(cores, 'thread')}, channels_last"
     blank = Record(workload, f"{setting.size}_b{batch}", "fp32", "nhwc", batch, CPU, "", note=note)
-    with torch.no_grad():
-        setting.model(laid)  # the first call allocates
     rounds = _MOST_ROUNDS if batch <= _FEW_IMAGES else 1
-    return timed_on_cpu(blank, lambda: setting.model(laid), standard, setting.session.seconds, rounds)
+    with on_threads(cores), torch.no_grad():  # processes of a campaign have one
+        setting.model(laid)  # the first call allocates
+        return timed_on_cpu(blank, lambda: setting.model(laid), standard, setting.session.seconds, rounds)
 
 
 def timed_on_cpu(
@@ -190,9 +193,9 @@ def timed_on_cpu(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def on_threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
@@ -206,7 +209,7 @@ def _on_one_thread(
         entered = mode()
 
         def call() -> torch.Tensor:
-            with one_thread(), entered:
+            with on_threads(1), entered:
                 return task.model(image)
 
         return [NetworkPeer(name, "nhwc", call, tensors, waiting(task.device))]
@@ -301,7 +304,7 @@ class _Timed(TorchDispatchMode):
 def kinds_on_cpu(model: nn.Module, x: torch.Tensor) -> dict[str, float]:
     """Return microseconds per kind on one thread, and of the whole without instrumentation: medians of passes."""
     passes: dict[str, list[float]] = defaultdict(list)
-    with one_thread(), torch.no_grad():
+    with on_threads(1), torch.no_grad():
         model(x)
         for _ in range(_PASSES):
             began = time.perf_counter()

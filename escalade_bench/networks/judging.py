@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision, round_to_tf32
+from escalade.terminal_text import counted
 from escalade.tune.verification import CHANCE, UNIT_ROUNDOFF, compare
 from escalade_bench.peers.network import tensors
 
@@ -82,7 +83,7 @@ class Standard:
         `times` is a factor on the tolerance. Each result is checked like a kernel's: shape, NaN, norm, rows, elements.
         """
         if len(results) != len(self.expected):
-            return math.nan, f"it has {len(results)} results, not {len(self.expected)}"
+            return math.nan, f"it has {counted(len(results), 'result')}, not {len(self.expected)}"
         failures, errors = [], []
         for number, (result, expected, own) in enumerate(zip(results, self.expected, self.own, strict=True)):
             allowed = times * tolerance(self.dtype, own, self.most)
@@ -294,7 +295,7 @@ class StepStandard:
         `times` is a factor on every limit.
         """
         if len(results) != len(self.expected):
-            return math.nan, f"it has {len(results)} results, not {len(self.expected)}"
+            return math.nan, f"it has {counted(len(results), 'result')}, not {len(self.expected)}"
         for name, result, right in zip(self.names, results, self.expected, strict=True):
             if result.shape != right.shape:
                 shapes = f"{tuple(result.shape)}, not {tuple(right.shape)}"

@@ -24,6 +24,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.switches import precision
+from escalade.terminal_text import counted
 from escalade.tune.refusal import failure_reason
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
@@ -107,7 +108,7 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     """Return a record of every system, each verified, timed in turns, and verified again."""
     with precision(case.task.dtype), torch.no_grad():
         ready, failures = _verified(case, makers, say)
-        say(f"{_label(case)}: timing {len(ready)} systems")
+        say(f"{_label(case)}: timing {counted(len(ready), 'system')}")
         with exclusive():
             timed = _time(case, ready)
         records = []

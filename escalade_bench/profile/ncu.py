@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from escalade import files, subprocesses
 from escalade.errors import EscaladeError, UnsupportedError
+from escalade.terminal_text import counted
 from escalade_bench.profile.counters import COUNTS, METRICS, STALLS, Counters, names, parse
 from escalade_bench.profile.target import Part, Target
 
@@ -156,7 +157,9 @@ def launches(trace: Mapping[str, Any], repeats: int) -> list[Counters]:
     found.sort(key=lambda one: (one["args"].get("correlation", 0), one["ts"]))
     each, left_over = divmod(len(found), repeats)
     if left_over:
-        raise EscaladeError(f"{repeats} runs launched {len(found)} kernels and copies: they were not alike")
+        raise EscaladeError(
+            f"{counted(repeats, 'run')} launched {counted(len(found), 'kernel')} and copies: they were not alike"
+        )
     return [
         replace(
             _counters(found[number]), us=statistics.median(float(one["dur"]) for one in found[number::each])

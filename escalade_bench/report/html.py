@@ -15,7 +15,7 @@ from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.report import cells, plots, terminal
 from escalade_bench.report.changes import Changes
 from escalade_bench.report.compare import Cards, Verdict, grouped, of, summary
-from escalade_bench.report.document import OLDER_LEGEND, Heading, Item, Plot, html
+from escalade_bench.report.document import OLDER_LEGEND, Heading, Item, Plot, html, prose
 from escalade_bench.report.pages import (
     coverage,
     goals,
@@ -32,8 +32,8 @@ from escalade_bench.report.tables import on_cards
 Section = tuple[str, str, Iterable[Item], int]
 """A section: anchor, title, items, and the level of collapsed headings."""
 
-_FOLDED = ("steps", "goals", "learning", "records", "provenance")
-"""Collapsed sections: details, which are longer than the rest."""
+_OPEN = ("overview", "changes")
+"""Sections that are not collapsed."""
 
 
 def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) -> str:
@@ -45,13 +45,13 @@ def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) 
     )  # fmt: skip
     return environment.get_template("report.html").render(
         sections=[
-            (key, title, html(made, fold, key), key in _FOLDED)
+            (key, title, html(made, fold, key), key not in _OPEN)
             for key, title, made, fold in sections(found, since)
         ],
         cards=", ".join(sorted({record.gpu for record in everything})),
         figures=len(everything),
         day=max(record.date for record in everything)[:10],
-        older=OLDER_LEGEND if any(record.older for record in everything) else "",
+        older=prose(OLDER_LEGEND, inline=True) if any(record.older for record in everything) else "",
     )
 
 

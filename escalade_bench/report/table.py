@@ -34,10 +34,12 @@ _OURS = "Escalade"
 """Prefix of headings of our times: text in such a column says why a time is missing."""
 _LOSSES = ("slower", "not right")
 """Prefixes of headings of counts that should be zero."""
-_DENSE = 11
+_DENSE, _UPRIGHT = 11, 20
 """From this many columns on, HTML uses a smaller font, so that the table fits next to the navigation."""
+_LONGEST_FIGURE = 20
+"""A longer cell of a column of figures is the reason why there is none, and may break anywhere."""
 _MEASURED = "measured"
-_STAMP = re.compile(rf"\w+ \d\d-\d\d(?: {cells.OLDER})?")
+_STAMP = re.compile(r"\w+ \d\d-\d\d")
 _FIGURE = re.compile(r"[\d,]*\.?\d+")
 _WIDE = ("p20–p80", "GB/s", "registers", "occupancy", "config", "note")
 """Headings of columns that are left out on narrow terminals."""
@@ -147,7 +149,8 @@ class Table:
             "<tr>" + "".join(_html(c, cell) for c, cell in zip(shown, row, strict=True)) + "</tr>\n"
             for row in rows
         )
-        dense = ' class="dense"' if len(shown) >= _DENSE else ""
+        kinds = [name for name, least in (("dense", _DENSE), ("upright", _UPRIGHT)) if len(shown) >= least]
+        dense = f' class="{" ".join(kinds)}"' if kinds else ""
         return Markup(
             f'<div class="wide"><table{dense}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
         )
@@ -164,7 +167,7 @@ class Table:
 
 
 def _kind(column: Column, cell: str = "") -> str:
-    kinds = [] if column.left else ["figure"]
+    kinds = [] if column.left else ["figure", *(["reason"] if len(cell) > _LONGEST_FIGURE else [])]
     if column.heading.startswith(_RATIOS) and cell.endswith("×"):
         kinds.append("faster" if float(cell[:-1].replace(",", "")) >= 1 else "slower")
     elif column.heading.startswith(_LOSSES) and cell not in ("", "0"):
@@ -178,6 +181,8 @@ def _kind(column: Column, cell: str = "") -> str:
 
 def _html(column: Column, cell: str) -> str:
     shown = _STYLES[column.style][1].format(escape(cell)) if cell else ""
+    if column.left:  # names of networks and kernels are long
+        shown = shown.replace("_", Markup("_<wbr>"))
     if column.heading == _MEASURED:  # break lines between commits only
         shown = _STAMP.sub(r'<span class="stamp">\g<0></span>', shown)
     return f"<td{_kind(column, cell)}>{shown}</td>"

@@ -35,7 +35,7 @@ def test_a_program_becomes_a_file_with_kernels(
     built = tmp_path / "net.escalade"
     result = run("build", str(path), "-o", str(built), "-b", "1,3", "--dtype", "fp16", "--arch", "sm_90a")
     assert result.exit_code == 0, result.output
-    assert "plans for batch sizes 1, 3 on sm_90a" in result.output
+    assert "plans for batch 1, 3 on sm_90a" in result.output
     _, dtype, carried = read(built, torch.device("cpu"))
     assert dtype == "fp16" and [plan.inputs[0][0] for plan in carried.plans] == [[1, 64], [3, 64]]
     assert list(carried.codes) == ["sm_90a"] and carried.codes["sm_90a"]

@@ -27,7 +27,8 @@ extern "C" __global__ void copy_box(const __grid_constant__ TensorMap map, unsig
     __syncthreads();
     if (threadIdx.x == 0) {
         barrier_expect(barrier, ROWS * ROW_BYTES);
-        if (IM2COL) tma_load_im2col(tile, map, barrier, 0, FIRST_X, FIRST_Y, 0, TAP_X, TAP_Y);
+        if (RANK == 5) tma_load_im2col_5d(tile, map, barrier, 0, FIRST_X, FIRST_Y, FIRST_Z, 0, TAP_X, TAP_Y, TAP_Z);
+        else if (IM2COL) tma_load_im2col(tile, map, barrier, 0, FIRST_X, FIRST_Y, 0, TAP_X, TAP_Y);
         else tma_load_2d(tile, map, barrier, FIRST_X, FIRST_Y);
     }
     barrier_wait(barrier, 0);
@@ -99,16 +100,18 @@ class Copy:
 
     tensor_map: TiledMap | Im2colMap
     rows: int
-    first: tuple[int, int]
-    taps: tuple[int, int] = (0, 0)
+    first: tuple[int, ...]
+    taps: tuple[int, ...] = (0, 0)
 
     def recipe(self) -> Recipe:
         im2col = isinstance(self.tensor_map, Im2colMap)
         inner = self.tensor_map.channels if isinstance(self.tensor_map, Im2colMap) else self.tensor_map.box[0]
         constants = {
             "ROWS": self.rows, "ROW_BYTES": 2 * inner, "IM2COL": im2col, "SWIZZLED": self.tensor_map.swizzle == 128,
-            "FIRST_X": self.first[0], "FIRST_Y": self.first[1], "TAP_X": self.taps[0], "TAP_Y": self.taps[1],
+            "RANK": len(self.tensor_map.sizes),
         }  # fmt: skip
+        for name, (x, y, z) in {"FIRST": (*self.first, 0)[:3], "TAP": (*self.taps, 0)[:3]}.items():
+            constants |= {f"{name}_X": x, f"{name}_Y": y, f"{name}_Z": z}
         program = Program.of("copy_box.cu", "copy_box", constants)
         call = KernelCall(
             program,
@@ -156,6 +159,22 @@ def check_im2col(device: torch.device) -> None:
         assert torch.equal(y, expected), (tap_h, tap_w)
 
 
+def check_im2col_of_volumes(device: torch.device) -> None:
+    """The first 64 window positions of a 3x2x3 filter with strides, at one of its taps, over three volumes."""
+    x = torch.randn(3, 64, 5, 4, 6, device=device).half()  # N, C, D, H, W
+    pads, taps, strides = (1, 0, 2), (3, 2, 3), (2, 1, 2)
+    padded = F.pad(x, (2, 2, 0, 0, 1, 1))
+    for tap in ((0, 0, 0), (2, 0, 1), (1, 1, 2)):
+        tensor_map = Im2colMap(
+            Buffer("x"), "fp16", (64, 6, 4, 5, 3), (-pads[2], -pads[1], -pads[0]),
+            (pads[2] - (taps[2] - 1), pads[1] - (taps[1] - 1), pads[0] - (taps[0] - 1)), 64, 64, strides[::-1],
+        )  # fmt: skip
+        copy = Copy(tensor_map, 64, (-pads[2], -pads[1], -pads[0]), tap[::-1])
+        y = copy.run(x.permute(0, 2, 3, 4, 1).contiguous())
+        windows = padded.unfold(2, 3, 2).unfold(3, 2, 1).unfold(4, 3, 2)[..., tap[0], tap[1], tap[2]]
+        assert torch.equal(y, windows.permute(0, 2, 3, 4, 1).reshape(-1, 64)[:64]), tap
+
+
 def check_cluster(device: torch.device) -> None:
     y = torch.full((8,), torch.nan, device=device)
     call = KernelCall(
@@ -199,6 +218,7 @@ def check_overlap(device: torch.device) -> None:
 CHECKS = {
     "tiled": check_tiled,
     "im2col": check_im2col,
+    "im2col_of_volumes": check_im2col_of_volumes,
     "cluster": check_cluster,
     "push": check_push,
     "overlap": check_overlap,

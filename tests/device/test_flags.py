@@ -26,8 +26,8 @@ from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import PlanStep
 from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.linear import Linear, LinearProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
+from escalade.ops.linear import LinearOperation, LinearProblem
 
 CALL = KernelCall(Program.of("relu/scalar.cu", "relu_scalar"), (1000, 1, 1), (128, 1, 1), ())
 
@@ -61,7 +61,7 @@ def flags(executable: Executable) -> set[int]:
 def asking() -> tuple[Any, Any]:
     """A linear layer's problem, and its rung that asks for the flag."""
     problem = LinearProblem(1, 64, 8, dtype="fp16")
-    return problem, Linear.ladder.rung("warp_per_output")
+    return problem, LinearOperation.ladder.rung("warp_per_output")
 
 
 def test_an_operator_assumes_nothing_about_its_weights_producer() -> None:
@@ -111,7 +111,7 @@ def test_packing_does_not_count() -> None:
 
 def test_persistent_blocks_have_a_multiprocessor_each() -> None:
     problem = Conv2dProblem.square(128, 128, 28, 3, batch=32, dtype="fp16", layout="nhwc")
-    rung = Conv2d.ladder.rung("overlapped_store")
+    rung = Conv2dOperation.ladder.rung("overlapped_store")
     assert rung.recipe(problem, rung.configs(problem)[0]).launches_early_after_packing
 
 

@@ -24,7 +24,7 @@ from escalade.engine.plan import program as programs
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
-from escalade.ops.relu import Relu
+from escalade.ops.relu import ReluOperation
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -191,7 +191,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next_rung(
     model = nn.Sequential(nn.ReLU6(), nn.Conv2d(4, 4, 1), nn.ReLU6())
     x = torch.randn(1, 4, 5, 5)
     engine = Engine(capture(model, (x,)), "fp32", "twin")
-    monkeypatch.setattr(Relu, "preferred", lambda self, problem: ("vectorised", "naive"))
+    monkeypatch.setattr(ReluOperation, "preferred", lambda self, problem: ("vectorised", "naive"))
     sample = Engine(capture(model, (x,)), "fp32", "cpu").plan(x)
     programs = [program for step in sample.steps if step.recipe for program in step.recipe.programs]
     monkeypatch.setattr(run.twin, "build", broken)

@@ -1,4 +1,4 @@
-"""Which errors are a refusal of a peer or a rung, and which stop the whole run."""
+"""Errors that are a refusal of a peer or a rung, and errors that stop the whole run."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from escalade.device.twin import Order
 from escalade.ops import OPERATIONS
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.softmax import Softmax, SoftmaxProblem
+from escalade.ops.softmax import SoftmaxOperation, SoftmaxProblem
 from escalade.tune.verification import WORST_ELEMENT, Outcome, VerificationCase, compare, jobs, verify
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -64,7 +64,7 @@ def test_one_wrong_element_among_very_many_is_seen() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
     """Softmax has elements fifty times as large as a typical one, and so are their rounding errors."""
-    case = VerificationCase(Softmax(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
+    case = VerificationCase(SoftmaxOperation(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
     output = case.expected.to(STORAGE[dtype])
     best = relative_error(output, case.expected)
     tolerance = case.operation.ladder.rung("block_per_row").tolerance(case.problem, best)

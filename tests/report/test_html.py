@@ -40,7 +40,7 @@ RECORDS = [
     replace(STEP, system="torch-graph", median_us=900.0), COUNTED, LEARNED,
     replace(NETWORK, problem="224_b1", batch=1),
 ]  # fmt: skip
-VOID = ("meta", "br", "hr", "img")
+VOID = ("meta", "br", "hr", "img", "wbr")
 
 
 @dataclass
@@ -89,6 +89,8 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        if tag == "tr":
+            self.cells = [cell.strip() for cell in self.cells]
         if tag == "tr" and not self.tables[-1].header:
             self.tables[-1].header = self.cells
         elif tag == "tr":
@@ -96,7 +98,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if "td" in self.open or "th" in self.open:
-            self.cells[-1] += data.strip()
+            self.cells[-1] += data
 
     def rows(self, section: str) -> list[dict[str, str]]:
         return [row for table in self.tables if table.section == section for row in table.rows]

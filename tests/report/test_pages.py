@@ -184,11 +184,9 @@ def test_coverage_counts_right_and_slower_networks() -> None:
     assert cells[4:9] == ["**250.0**", "500.0", "400.0", "torch.compile, default mode", "1.60×"]
     assert "4 (permute 3, gelu 1)" in row(page, "vgg") and row(page, "vgg")[-1] == "old 01-01"
     assert "0.40×" in row(page, "vgg"), "one peer is enough for a ratio"
-    assert (
-        "2 of 3 networks have a plan; 2 are right; 1 leave nothing to PyTorch; on the device 1 of 2" in page
-    )
+    assert "2 of 3 networks planned; 2 right; 1 without a step in PyTorch; on the device 1 of 2" in page
     assert "0.80× as fast in the geometric mean, 0.40× at worst (vgg)" in page
-    assert "; 1 lack a peer that matters." in page and "failed: no |" in page
+    assert "; 1 without a peer that matters." in page and "failed: no |" in page
     (line, *_) = coverage.lines(own[:4:3])
     assert line.startswith(
         "resnet18 fp16 b32: 1.5e-07 of 3.0e-07; in PyTorch 0, 18 launches; escalade 250.0 µs"

@@ -54,7 +54,7 @@ def encode_im2col(
     steps: Sequence[int],
     swizzle: int = 128,
 ) -> bytes:
-    """Encode an im2col map over a tensor of sizes C, W, H, N; corners and steps are those of W and H."""
+    """Encode an im2col map over a tensor of sizes C, W, H, [D,] N; corners and steps are those of W, H and D."""
     if not 1 <= channels <= 256 or not 1 <= pixels <= 1024:
         raise UnsupportedError(
             f"{channels} channels of {pixels} pixels; at most 256 and 1024 are copied at once"

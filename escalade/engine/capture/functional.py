@@ -37,7 +37,6 @@ class FunctionalReader(FxReader):
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
         _complete_batch_norms(module.graph)
-        _channel_pools_to_rows(module.graph)
         _layers_to_images(module.graph)
         _adaptive_to_max_pools(module.graph)
         module.graph.eliminate_dead_code()
@@ -172,7 +171,7 @@ def _per_channel(
 
 @dataclass(frozen=True)
 class _OnImages:
-    """How an operator on sequences, volumes or rows is one on images: the same elements in four dimensions."""
+    """An operator on sequences, volumes or rows as one on images: the same elements in four dimensions."""
 
     tensors: tuple[str, ...]
     """Arguments that are viewed as images."""
@@ -185,7 +184,7 @@ class _OnImages:
         return rank == _SEQUENCE_RANK if self.windows else rank != _IMAGE_RANK
 
 
-_SEQUENCE_RANK, _IMAGE_RANK = 3, 4
+_SEQUENCE_RANK, _IMAGE_RANK, _VOLUME_RANK = 3, 4, 5
 _WINDOWS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
 _ON_IMAGES = {
     torch.ops.aten.convolution.default: _OnImages(("input", "weight"), (0,), _WINDOWS),
@@ -251,98 +250,14 @@ def _adaptive_to_max_pools(graph: torch.fx.Graph) -> None:
             node.args = (x, window, window)
 
 
-def _channel_pools_to_rows(graph: torch.fx.Graph) -> None:
-    """Slide windows over the channels of images, as local response normalization does, along rows of [N, H, W, C].
-
-    PyTorch writes them as pools of volumes of one channel, [N, 1, C, H, W], which are padded before, and then cast by
-    autocast.
-    """
-    aten = torch.ops.aten
-    for node in list(graph.nodes):
-        is_pool = node.target is aten.avg_pool3d.default
-        if not is_pool and node.target is not aten.avg_pool3d_backward.default:
-            continue
-        bound = bound_arguments(node.target, node.args, node.kwargs)
-        cast = bound["self"] if bound["self"].target is aten._to_copy.default else None
-        padded = bound["self"] if cast is None else cast.args[0]
-        pads = _channel_padding(bound, padded)
-        if pads is None:
-            continue
-        with graph.inserting_before(node):
-            image = _rows_of_channels(graph, padded.args[0], bound["self"].meta["val"].dtype)
-            window = ([1, 2 * pads[-1] + 1], [1, 1], [0, pads[-1]], False, True, None)
-            if is_pool:
-                pooled = _called(graph, aten.avg_pool2d.default, image, *window)
-                _replace_by_volume(graph, node, pooled)
-                continue
-            gradient = _rows_of_channels(graph, bound["grad_output"], image.meta["val"].dtype)
-            pooled = _called(graph, aten.avg_pool2d_backward.default, gradient, image, *window)
-        casts = [user for user in node.users if user.target is aten._to_copy.default]
-        for crop in [*node.users, *(user for one in casts for user in one.users)]:
-            if crop.target is aten.constant_pad_nd.default and [*crop.args[1]] == [-pad for pad in pads]:
-                _replace_by_volume(graph, crop, pooled)
-
-
-def _channel_padding(bound: Mapping[str, Any], padded: torch.fx.Node) -> Sequence[int] | None:
-    """Return the pads of a pool over the channels of images, if its windows are centered at each channel."""
-    kernel, steps = bound["kernel_size"], bound.get("stride") or bound["kernel_size"]
-    if padded.target is not torch.ops.aten.constant_pad_nd.default or any(padded.args[2:]):
-        return None
-    pads: Any = padded.args[1]
-    is_centered = [*kernel] == [2 * pads[-1] + 1, 1, 1] and [*pads] == [0, 0, 0, 0, pads[-1], pads[-1]]
-    is_plain = {*steps} == {1} and not any(_each(bound.get("padding") or 0)) and not bound.get("ceil_mode")
-    counts = bound.get("count_include_pad", True) is not False and bound.get("divisor_override") is None
-    return pads if is_centered and is_plain and counts and padded.meta["val"].shape[1] == 1 else None
-
-
-def _each(value: int | Sequence[int]) -> Sequence[int]:
-    return [value] if isinstance(value, int) else value
-
-
-def _called(graph: torch.fx.Graph, target: torch._ops.OpOverload, *args: Any) -> torch.fx.Node:
-    """Add a call of an operator, with its result for fake tensors."""
-    node = graph.call_function(target, args)
-    leaves = (one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in args)
-    node.meta["val"] = target(*leaves)
-    return node
-
-
-def _rows_of_channels(graph: torch.fx.Graph, volume: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-    """Return volumes of one channel, [N, 1, C, H, W], as [N, H, W, C] of a dtype."""
-    batch, _, *sizes = volume.meta["val"].shape
-    source: torch.fx.Node = volume.args[0] if volume.target in _VIEWS else volume  # type: ignore[assignment]
-    if [*source.meta["val"].shape] != [batch, *sizes]:
-        source = _called(graph, torch.ops.aten.reshape.default, volume, [batch, *sizes])
-    return _cast(graph, _called(graph, torch.ops.aten.permute.default, source, [0, 2, 3, 1]), dtype)
-
-
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default, torch.ops.aten.reshape.default)
-
-
-def _cast(graph: torch.fx.Graph, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-    if x.meta["val"].dtype == dtype:
-        return x
-    cast = graph.call_function(torch.ops.aten._to_copy.default, (x,), {"dtype": dtype})
-    cast.meta["val"] = x.meta["val"].to(dtype)
-    return cast
-
-
-def _replace_by_volume(graph: torch.fx.Graph, node: torch.fx.Node, rows: torch.fx.Node) -> None:
-    """Replace volumes by [N, H, W, C], and images that are views of them too."""
-    with graph.inserting_before(node):
-        cast = _cast(graph, rows, node.meta["val"].dtype)
-        image = _called(graph, torch.ops.aten.permute.default, cast, [0, 3, 1, 2])
-        volume = _called(graph, torch.ops.aten.unsqueeze.default, image, 1)
-    node.replace_all_uses_with(volume)
-    views = [reader for reader in volume.users if reader.target in (*_VIEWS, torch.ops.aten.squeeze.dim)]
-    for reader in views:
-        if reader.meta["val"].shape == image.meta["val"].shape:
-            reader.replace_all_uses_with(image)
-
-
 def _image_sizes(shape: Sequence[int]) -> list[int]:
-    """Return the sizes of an image with the same elements per channel, in the same order."""
+    """Return the sizes of an image with the same elements per channel, in the same order.
+
+    Those of volumes have a frame's pixels in each row.
+    """
     batch, channels, *places = shape
+    if len(places) > 2:
+        return [batch, channels, places[0], math.prod(places[1:])]
     return [batch, channels, math.prod(places[:-1]), *(places[-1:] or [1])]
 
 
@@ -514,6 +429,89 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return -torch.nn.functional.softplus(-x)
 
 
+def _on_frames(
+    x: torch.Tensor,
+    on_frames: Callable[[torch.Tensor], torch.Tensor],
+    on_rows: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply a function of images to the frames of volumes, then one along frames, each of which is a row."""
+    volumes = x if x.dim() == _VOLUME_RANK else x.unsqueeze(0)
+    frames = on_frames(volumes.transpose(1, 2).flatten(0, 1))
+    height, width = frames.shape[2:]
+    rows = frames.unflatten(0, (volumes.shape[0], -1)).transpose(1, 2).flatten(3)
+    result = on_rows(rows).unflatten(3, (height, width))
+    return result if x.dim() == _VOLUME_RANK else result.squeeze(0)
+
+
+def _max_pool3d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """Pool frames, then along them: of equal elements the first is the largest either way."""
+    (kernel, *sides), (step, *steps) = _triple(kernel_size), _triple(stride or kernel_size)
+    (pad, *pads), (apart, *others) = _triple(padding), _triple(dilation)
+    pool = torch.nn.functional.max_pool2d
+    return _on_frames(
+        x,
+        lambda frames: pool(frames, sides, steps, pads, others, ceil_mode),
+        lambda rows: pool(rows, (kernel, 1), (step, 1), (pad, 0), (apart, 1), ceil_mode),
+    )
+
+
+def _avg_pool3d(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    (kernel, *sides), (step, *steps) = _triple(kernel_size), _triple(stride or kernel_size)
+    pad, *pads = _triple(padding)
+    pool, rest = torch.nn.functional.avg_pool2d, (ceil_mode, count_include_pad)
+    if x.dim() == _VOLUME_RANK and x.shape[1] == 1 and {*sides, *steps} == {1} and not any(pads):
+        # Windows over channels, as of local response normalization, slide along rows of [N, H, W, C].
+        images = x.squeeze(1).movedim(1, -1)
+        rows = pool(images, (1, kernel), (1, step), (0, pad), *rest, divisor_override)
+        return rows.movedim(-1, 1).unsqueeze(1)
+    one = None if divisor_override is None else 1
+    return _on_frames(
+        x,
+        lambda frames: pool(frames, sides, steps, pads, *rest, one),
+        lambda rows: pool(rows, (kernel, 1), (step, 1), (pad, 0), *rest, divisor_override),
+    )
+
+
+def _upsample3d(resize: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the resizing of volumes by that of images."""
+
+    def upsample(x: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) -> torch.Tensor:
+        *corners, scales = rest
+        if output_size is not None:
+            depth, *sides = output_size
+            return _on_frames(
+                x,
+                lambda frames: resize(frames, sides, *corners, None),
+                lambda rows: resize(rows, (depth, rows.shape[3]), *corners, None),
+            )
+        return _on_frames(
+            x,
+            lambda frames: resize(frames, None, *corners, scales[1:]),
+            lambda rows: resize(rows, None, *corners, (scales[0], 1.0)),
+        )
+
+    return upsample
+
+
+def _triple(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) if len(value) == 3 else tuple(value) * 3
+
+
 _FP32_INTEGERS = 2**24
 """fp32 represents all integers up to this one."""
 # Their gradients are then of operators that there are kernels for.
@@ -528,6 +526,11 @@ _INTO_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
     torch.ops.aten._pad_circular.default: _PadCircular.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+    torch.ops.aten.max_pool3d.default: _max_pool3d,
+    torch.ops.aten.avg_pool3d.default: _avg_pool3d,
+    torch.ops.aten.upsample_nearest3d.vec: _upsample3d(torch.ops.aten.upsample_nearest2d.vec),
+    torch.ops.aten._upsample_nearest_exact3d.vec: _upsample3d(torch.ops.aten._upsample_nearest_exact2d.vec),
+    torch.ops.aten.upsample_trilinear3d.vec: _upsample3d(torch.ops.aten.upsample_bilinear2d.vec),
 }
 
 

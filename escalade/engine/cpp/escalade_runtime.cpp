@@ -246,12 +246,12 @@ std::shared_ptr<TensorMap> read_map(Reader& reader, bool im2col) {
     map->type = reader.text();
     map->swizzle = reader.number<std::uint32_t>();
     const auto rank = reader.number<std::uint32_t>();
-    if (rank < 1 || rank > 5 || (im2col && rank != 4)) reader.fail();
+    if (rank < 1 || rank > 5 || (im2col && rank != 4 && rank != 5)) reader.fail();
     map->sizes = reader.numbers<std::uint64_t>(rank);
     map->strides = reader.numbers<std::uint64_t>(rank - 1);
     if (im2col) {
-        map->lower = reader.numbers<std::int32_t>(2);
-        map->upper = reader.numbers<std::int32_t>(2);
+        map->lower = reader.numbers<std::int32_t>(rank - 2);
+        map->upper = reader.numbers<std::int32_t>(rank - 2);
         map->channels = reader.number<std::uint32_t>();
         map->pixels = reader.number<std::uint32_t>();
         map->steps = reader.numbers<std::uint32_t>(rank);

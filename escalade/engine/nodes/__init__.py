@@ -14,6 +14,7 @@ from escalade.engine.nodes.attention import Attention
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm, BatchNormBackward, BatchNormTraining
 from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, ConvTranspose2d
+from escalade.engine.nodes.conv3d import Conv3d, Conv3dInputGradient, Conv3dWeightGradient
 from escalade.engine.nodes.convert import Convert, FakeQuantize, Normalize, Quantize
 from escalade.engine.nodes.elementwise import Add, Gelu, Relu
 from escalade.engine.nodes.linear import Linear
@@ -43,6 +44,7 @@ from escalade.engine.nodes.side_outputs import SideOutput
 from escalade.engine.nodes.stem import FewChannels, Stem
 from escalade.engine.nodes.upsample2d import FilterSums, Upsample2d, Upsample2dBackward
 from escalade.engine.nodes.views import Concatenate, Permute, Reshape, Slice
+from escalade.engine.nodes.volumes import FrameImages, FrameStack, VolumeShuffle
 from escalade.ops.base.dtypes import STORAGE as QUANTIZED_STORAGE
 
 OPERATORS: tuple[Operator, ...] = (
@@ -50,6 +52,12 @@ OPERATORS: tuple[Operator, ...] = (
     ConvTranspose2d(),
     Conv2dInputGradient(),
     Conv2dWeightGradient(),
+    Conv3d(),
+    Conv3dInputGradient(),
+    Conv3dWeightGradient(),
+    FrameImages(),
+    FrameStack(),
+    VolumeShuffle(),
     Stem(),
     FewChannels(),
     BatchNorm(),

@@ -27,9 +27,10 @@ Match = Node | str | None
 Matcher = Callable[[Node, "AtenCall", Graph], Match]
 _Method = TypeVar("_Method", bound=Callable[..., Match])
 RELU = Expression.apply("relu", "x")
-CAPTURE, FOLDED, UNFUSED = "capture", "folded", "unfused"
-"""Phases of matching: while a model is captured; after constants are folded, for layers with computed weights; and in a
-training step, for what losses have not been fused with."""
+CAPTURE, FOLDED, UNFUSED, VOLUMES = "capture", "folded", "unfused", "volumes"
+"""Phases of matching: while a model is captured; after constants are folded, for layers with computed weights; in a
+training step, for what losses have not been fused with; and for volumes, once the dtype is known that decides whether
+they are NDHWC."""
 
 
 class AtenCall:

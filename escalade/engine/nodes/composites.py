@@ -317,8 +317,11 @@ def _triple(value: Any, default: Sequence[int]) -> tuple[int, ...]:
     return values * 3 if len(values) == 1 else values
 
 
-def _pool3d(name: str) -> Composite:
-    """Compose a pool over images (rows and columns), then over the frames of each pixel."""
+def _pool3d(name: str, by_frame: bool) -> Composite:
+    """Compose a pool over images (rows and columns), then over the frames of each pixel.
+
+    In NDHWC the images are frames, in NCDHW each channel of a frame is one.
+    """
 
     def compose(calls: Calls) -> str:
         (x, shape), given = calls.value("self"), calls.given
@@ -338,19 +341,62 @@ def _pool3d(name: str) -> Composite:
         result: Any = calls.node.shape
         batch, channels, depth, height, width = shape
         steps: list[tuple[Any, ...]] = []
+        _require(
+            not others.get("divisor_override") or kernel[0] == 1 or kernel[1:] == (1, 1)
+        )  # it is of both windows
         if any(value[1:] != _TRIVIAL[key] for key, value in windows.items()):
             sides = {key: value[1:] for key, value in windows.items()}
-            steps.append((sides, (batch, channels * depth), (height, width), result[3:]))
+            if by_frame:
+                x = _on_frames(calls, name, "self", x, result[3:], **sides, **others)
+            else:
+                steps.append((sides, (batch, channels * depth), (height, width), result[3:]))
             height, width = result[3:]
         if any(value[0] != _TRIVIAL[key][0] for key, value in windows.items()):
             along = {key: (value[0], _TRIVIAL[key][0]) for key, value in windows.items()}
             pixels = height * width
             steps.append((along, (batch, channels), (depth, pixels), (result[2], pixels)))
-        _require(len(steps) < 2 or not others.get("divisor_override"))  # it is of both windows together
         for window, outer, sizes, pooled in steps:
             image = calls.reshape(x, (*outer, *sizes))
             x = calls(name, (*outer, *pooled), self=_Value(image), **window, **others)
         return calls.reshape(x, result)
+
+    return compose
+
+
+def _on_frames(calls: Calls, name: str, role: str, x: str, sides: Any, **others: Any) -> str:
+    """Call a function of images on the frames of volumes; return volumes, whose frames have these sides."""
+    batch, channels, depth, *own = calls.graph.shape_of(x)
+    frames = product((batch, depth))
+    image = calls("permute", (batch, depth, channels, *own), self=_Value(x), dims=FRAMES_ORDER)
+    image = calls.reshape(image, (frames, channels, *own))
+    y = calls(name, (frames, channels, *sides), **{role: _Value(image)}, **others)
+    y = calls.reshape(y, (batch, depth, channels, *sides))
+    return calls("permute", (batch, channels, depth, *sides), self=_Value(y), dims=FRAMES_ORDER)
+
+
+def _upsample3d(target: str) -> Composite:
+    """Compose the resizing of volumes: of their frames, then along them."""
+
+    def compose(calls: Calls) -> str:
+        x, shape = calls.value("input" if calls.given.value("input") else "self")
+        _require(len(shape) == 5)
+        scales = calls.given("scale_factors") or [calls.given(f"scales_{axis}") for axis in "dhw"]
+        depth, *sides = calls.node.shape[2:]
+        pixels = math.prod(sides)  # type: ignore[arg-type]
+        corners = {"align_corners": calls.given("align_corners", False)} if "bilinear" in target else {}
+
+        def sizes(size: tuple[Any, Any], *factors: float | None) -> dict[str, Any]:
+            given = None not in factors
+            return {"output_size": None if given else size, "scale_factors": factors if given else None}
+
+        within = sizes((sides[0], sides[1]), scales[1], scales[2])
+        x = _on_frames(calls, f"{target}.vec", "input", x, tuple(sides), **within, **corners)
+        rows = calls.reshape(x, (*shape[:3], pixels))
+        made = calls(
+            f"{target}.vec", (*shape[:2], depth, pixels),
+            input=_Value(rows), **sizes((depth, pixels), scales[0], None if scales[0] is None else 1.0), **corners,
+        )  # fmt: skip
+        return calls.reshape(made, calls.node.shape)
 
     return compose
 
@@ -494,9 +540,6 @@ COMPOSITES: Mapping[str, Composite] = {
     "cosine_similarity": _cosine_similarity,
     "einsum": _einsum,
     "conv3d": _conv3d,
-    "avg_pool3d": _pool3d("avg_pool2d"),
-    "max_pool3d": _pool3d("max_pool2d"),
-    "max_pool3d_with_indices": _pool3d("max_pool2d"),
     "adaptive_avg_pool3d": _adaptive_avg_pool3d,
     "upsample_nearest1d": _upsample1d("upsample_nearest2d"),
     "_upsample_nearest_exact1d": _upsample1d("_upsample_nearest_exact2d"),
@@ -506,6 +549,23 @@ COMPOSITES: Mapping[str, Composite] = {
     "constant_pad_nd": _constant_pad,
 }
 """Composites by the name of PyTorch's operator, for calls that no operator matches by name."""
+
+_UPSAMPLE3D: Mapping[str, Composite] = {
+    "upsample_nearest3d": _upsample3d("upsample_nearest2d"),
+    "_upsample_nearest_exact3d": _upsample3d("_upsample_nearest_exact2d"),
+    "upsample_trilinear3d": _upsample3d("upsample_bilinear2d"),
+}
+
+VOLUME_COMPOSITES: Mapping[bool, Mapping[str, Composite]] = {
+    nhwc: {
+        "avg_pool3d": _pool3d("avg_pool2d", nhwc),
+        "max_pool3d": _pool3d("max_pool2d", nhwc),
+        "max_pool3d_with_indices": _pool3d("max_pool2d", nhwc),
+        **(_UPSAMPLE3D if nhwc else {}),
+    }
+    for nhwc in (False, True)
+}
+"""Composites of functions of volumes, for those in NDHWC (True) and in NCDHW."""
 
 FOLDED_COMPOSITES: Mapping[str, Composite] = {
     "conv3d": _conv3d,

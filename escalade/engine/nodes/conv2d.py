@@ -436,13 +436,13 @@ class Conv2dInputGradient(_Filters):
         if "residual" in inputs:
             dx = dx + inputs["residual"]
         if "norm" in node.attributes:
-            return masked(*_normalization(node, inputs, dx))
+            return masked(*normalization(node, inputs, dx))
         return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
         """Return the gradients of the normalization's weight and bias."""
         dx = self.compute(node, inputs)  # masked, and masking it again changes nothing
-        _, weight_gradient, bias_gradient = gradients(*_normalization(node, inputs, dx))
+        _, weight_gradient, bias_gradient = gradients(*normalization(node, inputs, dx))
         return {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
@@ -455,7 +455,7 @@ class Conv2dInputGradient(_Filters):
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 
 
-def _normalization(
+def normalization(
     node: Node, inputs: Tensors, gradient: torch.Tensor
 ) -> tuple[BatchNormBackwardProblem, dict[str, torch.Tensor]]:
     """Return the gradients of the normalization as a problem, and its inputs."""

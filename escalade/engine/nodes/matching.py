@@ -6,11 +6,17 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph, Node, name_of
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.aten import IDENTITIES
-from escalade.engine.nodes.base import CAPTURE, FOLDED, UNFUSED, AtenCall, Matcher
-from escalade.engine.nodes.composites import COMPOSITES, FOLDED_COMPOSITES, composite_matcher
+from escalade.engine.nodes.base import CAPTURE, FOLDED, UNFUSED, VOLUMES, AtenCall, Matcher
+from escalade.engine.nodes.composites import (
+    COMPOSITES,
+    FOLDED_COMPOSITES,
+    VOLUME_COMPOSITES,
+    composite_matcher,
+)
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import on_sequences
@@ -26,6 +32,7 @@ def _matchers(phase: str) -> dict[str, Matcher]:
 
 MATCHERS: dict[str, Matcher] = {**_matchers(CAPTURE), **IDENTITIES}
 _FOLDED_MATCHERS, _UNFUSED_MATCHERS = _matchers(FOLDED), _matchers(UNFUSED)
+_VOLUME_MATCHERS = _matchers(VOLUMES)
 _COMPOSITES: dict[str, Matcher] = {
     name: composite_matcher(composite, lambda *call: match_captured(*call))
     for name, composite in COMPOSITES.items()
@@ -33,6 +40,13 @@ _COMPOSITES: dict[str, Matcher] = {
 _FOLDED_COMPOSITES: dict[str, Matcher] = {
     name: composite_matcher(composite, lambda *call: match_captured(*call))
     for name, composite in FOLDED_COMPOSITES.items()
+}
+_VOLUME_COMPOSITES: dict[bool, dict[str, Matcher]] = {
+    nhwc: {
+        name: composite_matcher(composite, lambda *call: match_captured(*call))
+        for name, composite in composites.items()
+    }
+    for nhwc, composites in VOLUME_COMPOSITES.items()
 }
 _FALLBACKS: tuple[Matcher, ...] = (Pointwise().match, Reduce().match)
 """Matchers of calls that no operator matches by name."""
@@ -60,6 +74,17 @@ def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> N
 def match_folded(graph: Graph) -> None:
     """Match layers and matrix products whose weights the model computes; these are constants now."""
     _match_again(graph, _FOLDED_MATCHERS, _FOLDED_COMPOSITES)
+
+
+def match_volumes(graph: Graph, dtype: str) -> None:
+    """Match layers on volumes, as layers on images.
+
+    Convolutions, which tensor cores compute in NDHWC, are PyTorch's in fp32, and volumes are NCDHW then. In a typed
+    graph `dtype` is the one in which fp32 is multiplied.
+    """
+    kinds = {node.dtype for node in graph if node.calls in _VOLUME_MATCHERS} if graph.typed else set()
+    nhwc = dtype in TENSOR_CORE_DTYPES or not kinds.isdisjoint(("float16", "bfloat16"))
+    _match_again(graph, _VOLUME_COMPOSITES[nhwc], *((_VOLUME_MATCHERS,) if nhwc else ()))
 
 
 def match_unfused(graph: Graph) -> None:

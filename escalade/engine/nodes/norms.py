@@ -51,6 +51,7 @@ from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, ROUNDED, Layer
 from escalade.ops.shared.columns import MOST_LENGTH
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 from escalade.ops.softmax_backward import SOFTMAX_BACKWARD, TENSORS, SoftmaxBackwardProblem, gradient_of
+from escalade.terminal_text import counted
 
 _PARAMETERS = ("weight", "bias")
 _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
@@ -470,7 +471,7 @@ class _RowSoftmax(_AnySoftmax):
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         if attributes["of_channels"] and len(sizes["x"]) != 4:
-            raise SizeError(f"x has {len(sizes['x'])} dimensions; with of_channels it has four")
+            raise SizeError(f"x has {counted(len(sizes['x']), 'dimension')}; with of_channels it has four")
         return super().sizes(sizes, attributes)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:

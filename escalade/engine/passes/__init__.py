@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes.matching import match_folded, match_unfused
+from escalade.engine.nodes.matching import match_folded, match_unfused, match_volumes
 from escalade.engine.passes.attention import recognize_attention
 from escalade.engine.passes.carried_ranges import collect_ranges, note_ranges
 from escalade.engine.passes.casts import (
@@ -66,7 +66,12 @@ from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwis
 from escalade.engine.passes.step_permutes import sink_step_permutes
 from escalade.engine.passes.step_recompute import recompute_in_gradients
 from escalade.engine.passes.step_slices import scatter_slices
-from escalade.engine.passes.views import keep_sequences_as_images, pool_channels_last, sink_permutes
+from escalade.engine.passes.views import (
+    keep_sequences_as_images,
+    pool_channels_last,
+    sink_permutes,
+    view_frames,
+)
 from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.dtypes import QUANTIZED
 
@@ -132,6 +137,7 @@ def _epilogues(graph: Graph) -> None:
 _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("instance_norm", unfold_instance_norms),
     ("sequences", keep_sequences_as_images),
+    ("frames", view_frames),
     ("casts", narrow_autocast_layers),
     ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),
@@ -187,6 +193,7 @@ def optimize_step(
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
+    match_volumes(graph, dtype)
     for technique, apply in _STEP_PASSES:
         if technique not in without:
             apply(graph)
@@ -215,6 +222,7 @@ def optimize(
     with home:  # for new constants
         fold_constants(graph)
         match_folded(graph)
+        match_volumes(graph, dtype)
         if dtype in QUANTIZED:
             note_ranges(graph)
         if fusion is FusionLevel.fused:
@@ -247,6 +255,8 @@ def _fuse(graph: Graph, dtype: str) -> None:
     recognize_attention(graph)
     recognize_shuffles(graph)
     keep_sequences_as_images(graph)
+    if dtype in TENSOR_CORE_DTYPES:
+        view_frames(graph)
     sink_permutes(graph)
     # First fold a bias that the model adds itself, before it is fused with what follows.
     fold_batch_norm(graph, dtype)

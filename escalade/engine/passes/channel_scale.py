@@ -12,6 +12,7 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.batch_norm import STATISTICS, BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
+from escalade.engine.nodes.conv3d import Conv3d
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import GroupNorm, LayerNorm
 from escalade.ops.expressions import FUNCTIONS, Expression, FunctionCall, Operand
@@ -130,7 +131,8 @@ def fold_batch_norm(graph: Graph, dtype: str = "fp32") -> None:
 def scaled_axis(layer: Node) -> int | None:
     """Return the axis of the result along which weight and bias can absorb a scale and a shift."""
     is_known = any(
-        kind.matches(layer) for kind in (Conv2d, ConvTranspose2d, BatchNorm, GroupNorm, Linear, LayerNorm)
+        kind.matches(layer)
+        for kind in (Conv2d, Conv3d, ConvTranspose2d, BatchNorm, GroupNorm, Linear, LayerNorm)
     )
     if not is_known or not activation_of(layer).is_identity or "residual" in layer.inputs:
         return None

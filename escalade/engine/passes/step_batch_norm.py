@@ -16,7 +16,8 @@ from escalade.engine.nodes.batch_norm import (
     BatchNormBackward,
     BatchNormTraining,
 )
-from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv3d import Conv3d, is_input_gradient
 from escalade.engine.nodes.elementwise import Add, Relu
 from escalade.engine.nodes.norms import GroupNorm, GroupNormBackward
 from escalade.engine.nodes.pointwise import Pointwise
@@ -88,7 +89,11 @@ def fuse_batch_norm_statistics(graph: Graph, dtype: str, estimates: Estimates) -
     forms = None
     for node in list(graph):
         layer = graph.nodes.get(node.inputs["x"]) if BatchNormTraining.matches(node) else None
-        if not Conv2d.matches(layer) or "epsilon" in layer.attributes or "pool" in layer.attributes:
+        if (
+            not (Conv2d.matches(layer) or Conv3d.matches(layer))
+            or "epsilon" in layer.attributes
+            or "pool" in layer.attributes
+        ):
             continue
         a = node.attributes
         roles = ("running_mean", "running_variance")
@@ -144,7 +149,7 @@ def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None
     for node in list(graph):
         is_free = BatchNormBackward.matches(node) and not node.attributes["function"]
         gradient = graph.nodes.get(node.inputs["gradient"]) if is_free else None
-        if not Conv2dInputGradient.matches(gradient) or {"mask", "norm_x"} & gradient.inputs.keys():
+        if not is_input_gradient(gradient) or {"mask", "norm_x"} & gradient.inputs.keys():
             continue
         if _other_readers(gradient, node, graph) or gradient.name in graph.outputs:
             continue

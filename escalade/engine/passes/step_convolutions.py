@@ -23,6 +23,7 @@ from escalade.engine.nodes.conv2d import (
     bias_gradient,
     has_one_input,
 )
+from escalade.engine.nodes.conv3d import is_input_gradient, is_weight_gradient
 from escalade.engine.nodes.pools import INDICES, MaxPool2d, MaxPool2dBackward
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.side_outputs import SideOutput, insert_side_output, side_outputs_of
@@ -39,7 +40,7 @@ _WINDOW = ("kernel", "stride", "padding", "ceil_mode", "dilation")
 def mask_input_gradients(graph: Graph) -> None:
     """Fuse the backward pass of the ReLU before a convolution into the gradient of its input."""
     for node in graph:
-        is_free = Conv2dInputGradient.matches(node) and not {"mask", "residual"} & node.inputs.keys()
+        is_free = is_input_gradient(node) and not {"mask", "residual"} & node.inputs.keys()
         found = relu_backward_after(node, graph) if is_free else None
         if found is not None:
             relu, result = found
@@ -51,7 +52,7 @@ def fuse_bias_gradients(graph: Graph) -> None:
     """Fuse the gradient of a bias into that of the weight: the sum of the same gradient, which its kernels read."""
     changed = False
     for node in graph:
-        if not Conv2dWeightGradient.matches(node) or node.attributes["bias"]:
+        if not is_weight_gradient(node) or node.attributes["bias"]:
             continue
         gradient = node.inputs["gradient"]
         sums = (

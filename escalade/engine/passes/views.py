@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import TypeGuard
 
 from escalade.engine.graph.graph import Batch, Graph, Node, Shape, dtype_name, product
 from escalade.engine.nodes import operator_of
@@ -30,6 +31,7 @@ from escalade.engine.nodes.views import (
     Slice,
     image_shape,
 )
+from escalade.engine.nodes.volumes import FrameImages
 from escalade.engine.passes.layout import natural_layouts
 
 
@@ -279,7 +281,8 @@ def _view_image_directly(graph: Graph, node: Node) -> None:
 def _apply_to_image(graph: Graph, node: Node) -> None:
     values = [name for name in node.inputs.values() if name not in graph.constants]
     images = {name: _image(graph, name) for name in values}
-    if graph.typed and any(found is not None for found in images.values()):
+    are_volumes = len(node.shape) == VOLUME_RANK
+    if (graph.typed or are_volumes) and any(found is not None for found in images.values()):
         images = {name: found or _row(graph, node, name) for name, found in images.items()}
     kinds = {None if found is None else found[1] for found in images.values()}
     (kind,) = kinds if len(kinds) == 1 else (None,)
@@ -305,14 +308,17 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
 
 
 def _row(graph: Graph, node: Node, name: str) -> tuple[str, _ImageView] | None:
-    """Return a sequence as an image: a gradient that PyTorch computes meets those of images."""
+    """Return a sequence or volume as an image: a value that PyTorch computes meets those of images."""
     shape = graph.shape_of(name)
-    if len(shape) != SEQUENCE_RANK or operator_of(node).expression(node) is None:
+    kind = {SEQUENCE_RANK: _ImageView.row, VOLUME_RANK: _ImageView.depth}.get(len(shape))
+    is_joined = kind is _ImageView.depth and Concatenate.matches(node)
+    is_supported = operator_of(node).expression(node) is not None or is_joined
+    if kind is None or not is_supported or set(graph.shape_of(name)[1:]) == {1}:
         return None
     viewed = Reshape.node(
-        graph.fresh(f"{name}_row"), {"x": name}, {}, image_shape(shape), dtype_name(graph.dtype_of(name))
+        graph.fresh(f"{name}_row"), {"x": name}, {}, kind.image_shape(shape), dtype_name(graph.dtype_of(name))
     )
-    return graph.add(viewed, before=node.name), _ImageView.row
+    return graph.add(viewed, before=node.name), kind
 
 
 def _image_constant(graph: Graph, node: Node, name: str, kind: _ImageView) -> str | None:
@@ -353,6 +359,8 @@ def _image_attributes(node: Node, kind: _ImageView) -> Attributes | None:
             return {**a, "dimension": _image_dim(a["dimension"])}
         if Reduce.matches(node):
             return {**a, "dims": _image_dims(a["dims"])} if a["keepdim"] else None
+    if kind is _ImageView.depth and (Concatenate.matches(node) or Slice.matches(node)):
+        return a if a["dimension"] == 1 else None
     return a if operator.takes_any_rank and kind is not _ImageView.frames else None
 
 
@@ -364,6 +372,56 @@ def _image_dims(dims: Sequence[int]) -> tuple[int, ...]:
     """Return the dimensions to reduce; several include the rows of the image, so that they are adjacent."""
     on_image = {_image_dim(dim) for dim in dims}
     return tuple(sorted(on_image | {2} if len(dims) > 1 and 3 in on_image else on_image))
+
+
+def view_frames(graph: Graph) -> None:
+    """View the frames of NDHWC volumes as images, which copies nothing, instead of permuting dimensions."""
+    found = set(graph.nodes)
+    for node in graph:
+        x = graph.nodes.get(node.inputs.get("x", ""))
+        if Permute.matches(node) and node.attributes["order"] == FRAMES_ORDER and _is_plain_view(x):
+            _view_rows_of_frames(graph, node, x.inputs["x"])
+        elif _is_plain_view(node) and len(node.shape) == _IMAGE_RANK and Permute.matches(x):
+            if x.attributes["order"] == FRAMES_ORDER:
+                _view_frames_of_rows(graph, node, x.inputs["x"])
+        elif _is_plain_view(node) and _is_plain_view(x) and len(x.shape) == VOLUME_RANK:
+            source = x.inputs["x"]
+            if graph.shape_of(source) == node.shape:
+                graph.remove(node, instead=source)
+            else:
+                graph.nodes[node.name] = node.with_inputs(x=source)
+    graph.remove_dead_code()
+    if set(graph.nodes) - found:
+        keep_sequences_as_images(graph)  # that read volumes viewed in both ways
+
+
+def _is_plain_view(node: Node | None) -> TypeGuard[Node]:
+    return Reshape.matches(node) and "order" not in node.attributes
+
+
+def _view_rows_of_frames(graph: Graph, node: Node, images: str) -> None:
+    """Replace volumes permuted from images of frames by a view of those images."""
+    if len(graph.shape_of(images)) != _IMAGE_RANK:
+        return
+    shape = _ImageView.depth.image_shape(node.shape)
+    if graph.shape_of(images) != _ImageView.frames.image_shape(node.shape):
+        return
+    rows = FrameImages.as_rows(graph.fresh(f"{node.name}_rows"), images, shape, node.dtype)
+    graph.nodes[node.name] = Reshape.instead_of(node, {"x": graph.add(rows, before=node.name)})
+
+
+def _view_frames_of_rows(graph: Graph, node: Node, volumes: str) -> None:
+    """Replace images of frames that were permuted from volumes by a view of those volumes."""
+    shape = graph.shape_of(volumes)
+    if node.shape != _ImageView.frames.image_shape(shape):
+        return
+    source, rows = graph.nodes.get(volumes), _ImageView.depth.image_shape(shape)
+    if _is_plain_view(source) and graph.shape_of(source.inputs["x"]) == rows:
+        name = source.inputs["x"]
+    else:
+        view = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": volumes}, {}, rows, node.dtype)
+        name = graph.add(view, before=node.name)
+    graph.nodes[node.name] = FrameImages.of_rows(node, name, shape[3:])  # type: ignore[arg-type]
 
 
 _IMAGE_RANK = 4

@@ -2,11 +2,12 @@
 #pragma once
 
 struct ConvShape {
-    int batch;
+    int batch;     // problem.output_images: of volumes, all images of y
     int channels;  // channels: all, or those of a group
     int height, width;
     int filters;  // filters: all, or those of a group
-    int filter_height, filter_width;
+    int filter_height;  // problem.weight_rows: of volumes, the rows of all frames
+    int filter_width;
     int stride_h, stride_w;      // problem.stride
     int pad_h, pad_w;            // problem.padding
     int dilation_h, dilation_w;  // problem.dilation

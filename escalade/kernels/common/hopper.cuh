@@ -74,6 +74,15 @@ __device__ __forceinline__ void tma_load_im2col(u32 destination, const TensorMap
                     "h"(tap_w), "h"(tap_h) : "memory");
 }
 
+// The same for volumes (NDHWC): windows also have a corner d, and taps an offset, along the frames.
+__device__ __forceinline__ void tma_load_im2col_5d(u32 destination, const TensorMap& map, u32 barrier, int c, int w,
+                                                   int h, int d, int n, u16 tap_w, u16 tap_h, u16 tap_d) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};"
+                 :: "r"(destination), "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n),
+                    "h"(tap_w), "h"(tap_h), "h"(tap_d) : "memory");
+}
+
 __device__ __forceinline__ void tma_load_2d(u32 destination, const TensorMap& map, u32 barrier,
                                             int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

@@ -22,6 +22,7 @@
 //             (conv2d/sm90_persistent_moments.cuh); every CTA then has tiles of the same filters
 //   NORM      y is the gradient of a batch normalization's result: also write the sums for its own gradients
 //   PERMUTED  8-bit x: the filters of a tile are loaded in an order in which lanes hold 16 adjacent ones
+//   VOLUMES   x are volumes: the images are those of all volumes, the rows of taps those of all frames of the filter
 //   MN_MAJOR  weights are [k][filters] with the taps reversed: those of the convolution this one is the gradient of
 // Limiter: tensor cores and power; with 64 filters, loads from L2.
 //

@@ -118,6 +118,10 @@ struct Copier {
                 if (walk.in_shortcut())
                     tma_load_im2col(ring.address(), maps.shortcut, full, walk.c, ow * shortcut_stride,
                                     oh * shortcut_stride, n, 0, 0);
+                else if constexpr (VOLUMES)
+                    tma_load_im2col_5d(ring.address(), maps.pixels, full, walk.c, w, h,
+                                       n % FRAMES * FRAME_STRIDE - FRAME_PAD, n / FRAMES, walk.across(),
+                                       walk.r % FRAME_ROWS * shape.dilation_h, walk.r / FRAME_ROWS * FRAME_DILATION);
                 else
                     tma_load_im2col(ring.address(), maps.pixels, full, walk.c, w, h, n, walk.across(), walk.down());
             }

@@ -22,6 +22,12 @@ constexpr bool SHORTCUT = false;        // shortcut is not None
 constexpr bool PLACED = false;          // placed: y is spread over a larger image
 constexpr int CLASSES = 1;              // phases: sub-pixel phases
 constexpr bool MN_MAJOR = false;        // windows.mn_major is not None
+#define VOLUMES 0         // int(windows.frames is not None): a macro, as constants are part of the machine code for images too
+#define FRAMES 1          // windows.frames.output if windows.frames else 1: frames of y per volume
+#define FRAME_ROWS 1      // windows.taps[0] if windows.frames else 1: rows of taps per frame
+#define FRAME_STRIDE 1    // windows.frames.stride if windows.frames else 1
+#define FRAME_PAD 0       // windows.frames.padding if windows.frames else 0
+#define FRAME_DILATION 1  // windows.frames.dilation if windows.frames else 1
 #define PERMUTED 0                      // int(permuted): the filters of a tile are in the order of 16 adjacent per lane
 constexpr bool FILTERS_ALIGNED = true;  // filters % config.filters == 0
 constexpr bool FILTERS_EVEN = true;     // filters % 2 == 0
@@ -66,6 +72,7 @@ static_assert(PARTS == 1 || (!PING_PONG && CLUSTER == 1 && BUFFERS == 0), "split
 static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "accumulators are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "warpgroups alternate stages");
 static_assert(CLASSES == 1 || (PLACED && CLUSTER == 1 && !SHORTCUT), "phases are placed in y");
+static_assert(!VOLUMES || (CLASSES == 1 && !SHORTCUT && !PLACED), "volumes are stored as computed");
 static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT),
               "MN-major weights come in blocks of 64 filters");
 

@@ -27,6 +27,12 @@ constexpr int GROUP_FILTERS = 0;   // forward.group_filters if forward.groups > 
 constexpr int GROUP_CHANNELS = 0;  // forward.group_channels if forward.groups > 1 else 0
 constexpr int GROUPS = 1;          // groups: groups per tile
 constexpr bool DIRECT = false;      // direct
+#define VOLUMES 0         // int(windows.frames is not None): a macro, as constants are part of the machine code for images too
+#define FRAMES 1          // windows.frames.output if windows.frames else 1: frames of y per volume
+#define FRAME_ROWS 1      // windows.taps[0] if windows.frames else 1: rows of taps per frame
+#define FRAME_STRIDE 1    // windows.frames.stride if windows.frames else 1
+#define FRAME_PAD 0       // windows.frames.padding if windows.frames else 0
+#define FRAME_DILATION 1  // windows.frames.dilation if windows.frames else 1
 #endif
 
 #include "common/wgmma_widths.cuh"
@@ -79,13 +85,15 @@ struct Tile {
 __device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, const TensorMap& pixel_map, Stages ring,
                                              const ConvShape& shape, const Tile& tile) {
     int channels[BOXES_N];
-    u16 taps_h[BOXES_N], taps_w[BOXES_N];
+    u16 taps_d[BOXES_N], taps_h[BOXES_N], taps_w[BOXES_N];
 #pragma unroll
     for (int j = 0; j < BOXES_N; ++j) {
         const int box = min(tile.first_box + j, tile.boxes - 1);  // past the last, repeats it: never stored
         const int tap = box / tile.channel_boxes;
         channels[j] = tile.first_channel + box % tile.channel_boxes * BOX;
-        taps_h[j] = tap / shape.filter_width * shape.dilation_h;
+        const int row = tap / shape.filter_width;
+        taps_d[j] = row / FRAME_ROWS * FRAME_DILATION;
+        taps_h[j] = (VOLUMES ? row % FRAME_ROWS : row) * shape.dilation_h;
         taps_w[j] = tap % shape.filter_width * shape.dilation_w;
     }
     for (int k_tile = 0; k_tile < tile.k_tiles; ++k_tile) {
@@ -102,8 +110,12 @@ __device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, cons
             tma_load_2d(ring.address() + i * BOX_BYTES, gradient_map, full, tile.first_filter + i * BOX, pixel);
 #pragma unroll
         for (int j = 0; j < BOXES_N; ++j)
-            tma_load_im2col(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h, n,
-                            taps_w[j], taps_h[j]);
+            if constexpr (VOLUMES)
+                tma_load_im2col_5d(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h,
+                                   n % FRAMES * FRAME_STRIDE - FRAME_PAD, n / FRAMES, taps_w[j], taps_h[j], taps_d[j]);
+            else
+                tma_load_im2col(ring.address() + (BOXES_M + j) * BOX_BYTES, pixel_map, full, channels[j], w, h, n,
+                                taps_w[j], taps_h[j]);
         ring.next();
     }
 }

@@ -18,6 +18,7 @@ from escalade.ops.calling.operator import Operator, hashable
 from escalade.ops.calling.recorded import Gradient
 from escalade.ops.calling.tensors import TakenTensors
 from escalade.ops.calling.types import ArgumentTypes
+from escalade.terminal_text import counted
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
@@ -113,7 +114,9 @@ def define_planned(
         for each in pairs:
             values = given.arguments[each]
             if len(values) not in (1, 2):
-                raise UnsupportedError(f"{each} has {len(values)} numbers; {name} takes one, or two")
+                raise UnsupportedError(
+                    f"{each} has {counted(len(values), 'number')}; {name} takes one, or two"
+                )
             given.arguments[each] = (values[0], values[-1])
         found: CallPlan = plan(*given.args)
         return found

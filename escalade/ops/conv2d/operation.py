@@ -125,6 +125,15 @@ SMALL_PROBLEMS = (
     _SQUARE(24, 72, 21, 3, batch=3, dtype="fp16", layout="nhwc", epsilon=1e-5, momentum=0.1),
     _SQUARE(64, 136, 9, 1, batch=3, dtype="bf16", layout="nhwc", bias=True, relu=True, epsilon=1e-3),
     _SQUARE(16, 64, 12, 3, batch=2, dtype="tf32", layout="nhwc", stride=2, epsilon=1e-5, momentum=0.25),
+    *(
+        Conv2dProblem.parse(name, dtype, "nhwc")
+        for name, dtype in (
+            ("64to40_5x6_k3s1_b2_f4k3s1p1d1_bias+res+relu", "fp16"),
+            ("24to72_7x5_k1x3s2x1p0x1d1x2_b3_f5k2s2p1d2", "bf16"),
+            ("20to16_4x5_k3s1_b1_f1k3s1p1d1_bias", "tf32"),
+            ("72to64_5_k2s1p0_b2_f6k3s1p0d1_eps1e-05+m0.1", "fp16"),
+        )
+    ),
 )  # fmt: skip
 """Tested on the twin: odd sizes, every epilogue, stride, dilation, groups, non-square filters, shortcuts, FP8, pitches,
 prologues, pools and statistics."""
@@ -206,7 +215,7 @@ def _in_all_layouts(problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
     return (problem, *(replace(problem, layout=layout) for layout in others))
 
 
-class Conv2d(Operation[Conv2dProblem]):
+class Conv2dOperation(Operation[Conv2dProblem]):
     name = "conv2d"
     problem = Conv2dProblem
     in_pytorch = reference
@@ -270,4 +279,4 @@ class Conv2d(Operation[Conv2dProblem]):
         return _in_all_layouts(problem)
 
 
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()

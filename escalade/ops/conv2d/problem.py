@@ -49,6 +49,10 @@ class Conv2dProblem(Named):
     With `epsilon`, for a batch normalization that follows in training, mean and variance of each filter's results are
     written too, and what `BatchStatisticsProblem` computes from them: `mean`, `variance` and `rstd`, and with
     `momentum` also `moved_mean` and `moved_variance`.
+
+    With frames it is a convolution of volumes (NDHWC): x has the `frames` of each volume as consecutive images, y its
+    `output_frames`, and the filter spans `filter_frames` of them. The rows of weights are those of all its frames:
+    [K][filter_frames * R][S][C]. A residual is supported, a shortcut, pool or prologue is not.
     """
 
     takes_vectors: ClassVar = True
@@ -56,6 +60,7 @@ class Conv2dProblem(Named):
     NAME: ClassVar = NamePattern(
         "convolution",
         "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}][d{dilation}][g{groups}]_b{batch}"
+        "[_f{frames}k{filter_frames}s{frame_stride}p{frame_padding}d{frame_dilation}]"
         "<_|+|{bias?bias}|{residual?res}|[short{shortcut_channels}s{shortcut_stride}[i{shortcut_size}]]|{relu?relu}"
         "|[out{output}]|[pool{pool}]|{mean?mean}|{places?places}|[eps{epsilon}]|[m{momentum}]>"
         + prologue.IN_NAME
@@ -105,11 +110,18 @@ class Conv2dProblem(Named):
     epsilon: float | None = None
     momentum: float | None = None
     """Parameters of a batch normalization in training that follows; None without one."""
+    frames: int = 1
+    """Images per volume."""
+    filter_frames: int = 1
+    frame_stride: int = 1
+    frame_padding: int = 0
+    frame_dilation: int = 1
 
     def __post_init__(self) -> None:
         _check(self)
         _ = self.statistics  # checks its own fields
         _check_pool(self)
+        _check_frames(self)
         activation.normalize(self)
         prologue.normalize(self)
         _check_prologue(self)
@@ -151,6 +163,32 @@ class Conv2dProblem(Named):
         return _output_size(self.width, self.filter_width, self.stride[1], self.padding[1], self.dilation[1])
 
     @cached_property
+    def has_frames(self) -> bool:
+        """True for a convolution of volumes."""
+        frames = self.frames, self.filter_frames, self.frame_stride, self.frame_padding, self.frame_dilation
+        return frames != (1, 1, 1, 0, 1)
+
+    @cached_property
+    def output_frames(self) -> int:
+        return _output_size(
+            self.frames, self.filter_frames, self.frame_stride, self.frame_padding, self.frame_dilation
+        )
+
+    @property
+    def images(self) -> int:
+        """Images of x: those of all volumes, or the batch."""
+        return self.batch * self.frames
+
+    @property
+    def output_images(self) -> int:
+        return self.batch * self.output_frames
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of the weights: those of all frames of the filter."""
+        return self.filter_frames * self.filter_height
+
+    @cached_property
     def reach(self) -> tuple[int, int]:
         """Rows and columns spanned by the taps, minus one."""
         return (self.filter_height - 1) * self.dilation[0], (self.filter_width - 1) * self.dilation[1]
@@ -185,17 +223,17 @@ class Conv2dProblem(Named):
         height, width = self.result_size
         stored = self.stored if self.stored in ("fp16", "bf16") else "fp32"
         return BatchStatisticsProblem(
-            self.batch, self.filters, height, width, stored, self.layout, self.epsilon, self.momentum
+            self.output_images, self.filters, height, width, stored, self.layout, self.epsilon, self.momentum
         )
 
     @property
     def result_elements(self) -> int:
         height, width = self.result_size
-        return self.batch * self.filters * height * width
+        return self.output_images * self.filters * height * width
 
     @cached_property
     def output_pixels(self) -> int:
-        return self.batch * self.output_height * self.output_width
+        return self.output_images * self.output_height * self.output_width
 
     @property
     def group_channels(self) -> int:
@@ -207,7 +245,7 @@ class Conv2dProblem(Named):
 
     @cached_property
     def taps(self) -> int:
-        return self.filter_height * self.filter_width
+        return self.weight_rows * self.filter_width
 
     @cached_property
     def element_bytes(self) -> int:
@@ -246,7 +284,7 @@ class Conv2dProblem(Named):
 
     @property
     def input_elements(self) -> int:
-        return self.batch * self.channels * self.height * self.width
+        return self.images * self.channels * self.height * self.width
 
     @property
     def touched_elements(self) -> int:
@@ -258,7 +296,9 @@ class Conv2dProblem(Named):
         rows, columns = (
             touched(*sizes[d], self.stride[d], self.padding[d], self.dilation[d]) for d in (0, 1)
         )
-        return self.batch * self.channels * rows * columns
+        frames = self.frames, self.output_frames, self.filter_frames
+        images = touched(*frames, self.frame_stride, self.frame_padding, self.frame_dilation)
+        return self.batch * images * self.channels * rows * columns
 
     @property
     def weight_elements(self) -> int:
@@ -332,11 +372,12 @@ def _check(p: Conv2dProblem) -> None:
     positive = {
         "groups": p.groups, "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
         "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
-        "dilation": min(p.dilation),
+        "dilation": min(p.dilation), "frames": p.frames, "filter frames": p.filter_frames,
+        "frame stride": p.frame_stride, "frame dilation": p.frame_dilation,
     }  # fmt: skip
     require_at_least(1, positive)
-    if min(p.padding) < 0:
-        raise UnsupportedError(f"padding {p.padding}: it must be at least 0")
+    if min(*p.padding, p.frame_padding) < 0:
+        raise UnsupportedError(f"padding {(p.frame_padding, *p.padding)}: it must be at least 0")
     if p.channels % p.groups or p.filters % p.groups:
         raise UnsupportedError(
             f"{p.channels} channels and {p.filters} filters cannot be split into {p.groups} groups"
@@ -346,6 +387,16 @@ def _check(p: Conv2dProblem) -> None:
             f"the filter covers {p.reach[0] + 1}x{p.reach[1] + 1} pixels, but the padded image has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
+
+
+def _check_frames(p: Conv2dProblem) -> None:
+    if p.output_frames < 1:
+        raise UnsupportedError(
+            f"the filter covers {(p.filter_frames - 1) * p.frame_dilation + 1} frames, but the padded volume has only "
+            f"{p.frames + 2 * p.frame_padding}"
+        )
+    if p.has_frames and (p.pools or p.shortcut_channels or p.prologue):
+        raise UnsupportedError("convolutions of volumes support neither pools, shortcuts nor prologues")
 
 
 def _check_pool(p: Conv2dProblem) -> None:

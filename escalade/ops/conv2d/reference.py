@@ -17,7 +17,7 @@ from escalade.ops.max_pool2d import extra_outputs as max_pool2d_extra_outputs
 from escalade.ops.max_pool2d import extra_references as max_pool2d_extra_references
 from escalade.ops.max_pool2d import peer as max_pool2d_peer
 from escalade.ops.shared import activation, prologue
-from escalade.ops.shared.images import MEMORY_FORMAT
+from escalade.ops.shared.images import MEMORY_FORMAT, as_images, as_volumes
 
 INT8_SPREAD = 40.0
 """Standard deviation of random integers: a few of them saturate."""
@@ -41,8 +41,8 @@ def random_inputs(problem: Conv2dProblem, draw: Draw) -> dict[str, torch.Tensor]
     scaled = p.is_quantized
     scale = 1.0 if scaled else p.depth**-0.5
     inputs = {
-        "x": normal(p.batch, p.channels, p.height, p.width),
-        "weight": normal(p.filters, p.group_channels, p.filter_height, p.filter_width, scale=scale),
+        "x": normal(p.images, p.channels, p.height, p.width),
+        "weight": normal(p.filters, p.group_channels, p.weight_rows, p.filter_width, scale=scale),
     }
     if p.shortcut_channels:
         inputs["shortcut"] = normal(p.batch, p.shortcut_channels, *p.shortcut_size)
@@ -52,7 +52,7 @@ def random_inputs(problem: Conv2dProblem, draw: Draw) -> dict[str, torch.Tensor]
     inputs |= prologue.random_operands(p, draw)
     inputs |= {name: normal(p.filters).float() for name in activation.vectors_of(p.activation)}
     if p.residual:
-        inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
+        inputs["residual"] = normal(p.output_images, p.filters, p.output_height, p.output_width)
     if p.statistics:
         inputs |= running_statistics(p.statistics, draw)
     if scaled:
@@ -67,7 +67,7 @@ def random_inputs(problem: Conv2dProblem, draw: Draw) -> dict[str, torch.Tensor]
 def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
     p = problem
     return torch.empty(
-        (p.batch, p.filters, *p.result_size),
+        (p.output_images, p.filters, *p.result_size),
         dtype=STORAGE[p.stored], device=device, memory_format=MEMORY_FORMAT[p.layout],
     )  # fmt: skip
 
@@ -91,6 +91,9 @@ def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> tor
 def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Return the terms of the sum: the convolution, and the one of the shortcut."""
     p = problem
+    if p.has_frames:
+        bias = None if p.is_quantized else inputs.get("bias")
+        return [convolve_frames(p, inputs["x"], inputs["weight"], bias)]
     convolved = [
         F.conv2d(
             inputs["x"], inputs["weight"], None if p.is_quantized else inputs.get("bias"), p.stride, p.padding,
@@ -100,6 +103,56 @@ def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> lis
     if p.shortcut_channels:
         convolved.append(F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=p.shortcut_stride))
     return convolved
+
+
+def convolve_frames(
+    problem: Conv2dProblem, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return PyTorch's convolution of volumes, of which x and the result have the frames as images."""
+    p = problem
+    y = F.conv3d(
+        as_volumes(x, p.frames),
+        weight.unflatten(2, (p.filter_frames, -1)),
+        bias,
+        *_frame_windows(p),
+        p.groups,
+    )
+    return as_images(y)
+
+
+def frames_backward(
+    problem: Conv2dProblem,
+    gradient: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return PyTorch's gradients by x, the weights and the bias of a convolution of volumes.
+
+    That of x needs the weights, and that of the weights x; of the other only the shape matters.
+    """
+    p = problem
+    if x is None:
+        x = gradient.new_empty((p.images, p.channels, p.height, p.width))
+    if weight is None:
+        weight = gradient.new_empty((p.filters, p.group_channels, p.weight_rows, p.filter_width))
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        as_volumes(gradient, p.output_frames), as_volumes(x, p.frames), weight.unflatten(2, (p.filter_frames, -1)),
+        [p.filters] if wanted[2] else None, *_frame_windows(p), False, [0, 0, 0], p.groups, wanted,
+    )  # fmt: skip
+    return (
+        None if of_x is None else as_images(of_x),
+        None if of_weight is None else of_weight.flatten(2, 3),
+        of_bias,
+    )
+
+
+def _frame_windows(
+    problem: Conv2dProblem,
+) -> tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]:
+    """Return stride, padding and dilation of frames, rows and columns."""
+    p = problem
+    return (p.frame_stride, *p.stride), (p.frame_padding, *p.padding), (p.frame_dilation, *p.dilation)
 
 
 def _finish(

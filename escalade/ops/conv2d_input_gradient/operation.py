@@ -91,6 +91,9 @@ SMALL_PROBLEMS = tuple(
         "72to24_13x11_k3s1_b2_normx",
         "64to16_9_k1s1_b3_res_normoutput",
         "136to8_11_k1s1_b2_normnone",
+        "64to40_5x6_k3s1_b2_f3k3s1p1d1_mask",  # volumes
+        "24to64_4x7_k1x3s1_b2_f4k2s1p0d2_res",
+        "72to24_5_k3s1p0_b2_f3k3s1p1d1_normx",
     )
 )
 """Tested on the twin: odd sizes, strides with and without remainders, dilation, groups, padding beyond the filter, and
@@ -116,7 +119,7 @@ WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "subpixel", "tma_wgmm
 """Worth two layout conversions if the problem has the other layout."""
 
 
-class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
+class Conv2dInputGradientOperation(Operation[Conv2dInputGradientProblem]):
     name = "conv2d_input_gradient"
     problem = Conv2dInputGradientProblem
     in_pytorch = reference
@@ -160,4 +163,4 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
         return (problem, *(replace(problem, layout=layout) for layout in others))
 
 
-CONV2D_INPUT_GRADIENT = Conv2dInputGradient()
+CONV2D_INPUT_GRADIENT = Conv2dInputGradientOperation()

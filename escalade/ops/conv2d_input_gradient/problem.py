@@ -80,7 +80,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         if not self.norm:
             return None
         return BatchNormBackwardProblem(
-            f.batch, f.channels, f.height, f.width, self.norm, False, stored, f.layout
+            f.images, f.channels, f.height, f.width, self.norm, False, stored, f.layout
         )
 
     @property
@@ -108,7 +108,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     def depth(self) -> float:
         """Mean products per element: with a stride, a pixel meets only some of the taps."""
         f = self.forward
-        return max(1.0, f.group_filters * f.taps / math.prod(f.stride))
+        return max(1.0, f.group_filters * f.taps / math.prod((f.frame_stride, *f.stride)))
 
     @property
     def products(self) -> int:

@@ -11,6 +11,7 @@ from escalade.ops.base.draw import Draw
 from escalade.ops.base.switches import precision, round_to_tf32
 from escalade.ops.batch_norm_backward import gradients, masked
 from escalade.ops.batch_norm_backward import random_inputs as random_normalization
+from escalade.ops.conv2d.reference import frames_backward
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
@@ -23,13 +24,13 @@ def random_inputs(problem: Conv2dInputGradientProblem, draw: Draw) -> dict[str, 
     p, f = problem, problem.forward
     normal = partial(draw.stored, p)
     inputs = {
-        "gradient": normal(f.batch, f.filters, f.output_height, f.output_width),
-        "weight": normal(f.filters, f.group_channels, f.filter_height, f.filter_width, scale=p.depth**-0.5),
+        "gradient": normal(f.output_images, f.filters, f.output_height, f.output_width),
+        "weight": normal(f.filters, f.group_channels, f.weight_rows, f.filter_width, scale=p.depth**-0.5),
     }
     if f.bias:
         inputs["bias"] = normal(f.channels, scale=0.5)
     if p.aux:
-        inputs[p.aux] = normal(f.batch, f.channels, f.height, f.width)
+        inputs[p.aux] = normal(f.images, f.channels, f.height, f.width)
     if p.normalization is not None:
         norm = random_normalization(p.normalization, draw.next)
         inputs |= {f"norm_{name}": value for name, value in norm.items() if name != "gradient"}
@@ -38,7 +39,7 @@ def random_inputs(problem: Conv2dInputGradientProblem, draw: Draw) -> dict[str, 
 
 def empty_output(problem: Conv2dInputGradientProblem, device: torch.device) -> torch.Tensor:
     f = problem.forward
-    return empty_images(problem, (f.batch, f.channels, f.height, f.width), device)
+    return empty_images(problem, (f.images, f.channels, f.height, f.width), device)
 
 
 def _convolve_back(
@@ -46,6 +47,10 @@ def _convolve_back(
 ) -> torch.Tensor:
     """Return PyTorch's gradient in the dtype of the inputs; it only needs the shape and layout of x."""
     f = problem.forward
+    if f.has_frames:
+        of_x = frames_backward(f, gradient, None, weight, (True, False, False))[0]
+        assert of_x is not None
+        return of_x
     x = torch.empty(
         (f.batch, f.channels, f.height, f.width),
         dtype=gradient.dtype, device=gradient.device, memory_format=MEMORY_FORMAT[problem.layout],

@@ -90,11 +90,13 @@ SMALL_PROBLEMS = tuple(
         "21to19_9x8_k3s1_b3_bias",  # odd numbers of channels and filters
         "15to35_13_k1s1g5_b2",  # odd in each group
         "1to1_1_k1s1_b1",
+        "64to72_5x6_k3s1_b2_f3k3s1p1d1_bias",  # volumes
+        "24to40_7x5_k1x3s2x1p0x1_b1_f5k2s2p1d2",
     )
 )
 
 
-class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
+class Conv2dWeightGradientOperation(Operation[Conv2dWeightGradientProblem]):
     name = "conv2d_weight_gradient"
     problem = Conv2dWeightGradientProblem
     in_pytorch = reference
@@ -141,4 +143,4 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
         return (problem, replace(problem, layout="nhwc"))
 
 
-CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()
+CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradientOperation()

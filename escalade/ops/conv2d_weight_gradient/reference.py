@@ -9,6 +9,7 @@ import torch
 from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
+from escalade.ops.conv2d.reference import frames_backward
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images, layout_of
 
@@ -18,14 +19,17 @@ Tensors = Mapping[str, torch.Tensor]
 def random_inputs(problem: Conv2dWeightGradientProblem, draw: Draw) -> dict[str, torch.Tensor]:
     """Return normal deviates, the gradient scaled to keep results of order one."""
     f = problem.forward
-    size, scale = (f.batch, f.filters, f.output_height, f.output_width), max(1, f.output_pixels) ** -0.5
-    x = draw.stored(problem, f.batch, f.channels, f.height, f.width)
+    size, scale = (
+        (f.output_images, f.filters, f.output_height, f.output_width),
+        max(1, f.output_pixels) ** -0.5,
+    )
+    x = draw.stored(problem, f.images, f.channels, f.height, f.width)
     return {"x": x, "gradient": draw.stored(problem, *size, scale=scale)}
 
 
 def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> torch.Tensor:
     f = problem.forward
-    return empty_images(problem, (f.filters, f.group_channels, f.filter_height, f.filter_width), device)
+    return empty_images(problem, (f.filters, f.group_channels, f.weight_rows, f.filter_width), device)
 
 
 def extra_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:
@@ -45,6 +49,10 @@ def compute(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of weights and bias in the dtype of the inputs."""
     f, x = problem.forward, inputs["x"]
+    if f.has_frames:
+        _, of_weight, of_bias = frames_backward(f, inputs["gradient"], x, None, (False, True, f.bias))
+        assert of_weight is not None
+        return of_weight, of_bias
     weight = torch.empty(  # only its size is read
         (f.filters, f.group_channels, f.filter_height, f.filter_width),
         dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],

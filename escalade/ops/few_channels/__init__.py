@@ -27,7 +27,7 @@ from escalade.ops.shared.images import LAYOUTS, empty_images_like, layout_of, sh
 from escalade.ops.shared.pooling import as_pair
 
 
-class FewChannels(Operation[FewChannelsProblem]):
+class FewChannelsOperation(Operation[FewChannelsProblem]):
     name = "few_channels"
     problem = FewChannelsProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -62,7 +62,7 @@ class FewChannels(Operation[FewChannelsProblem]):
     order = ("pooled", "images_a_tile", "split_halves", "rows", "direct", "matrix_unroll")
 
 
-FEW_CHANNELS = FewChannels()
+FEW_CHANNELS = FewChannelsOperation()
 
 
 # --- the PyTorch operator

@@ -34,7 +34,7 @@ FEW_ROWS = 4096
 """Up to this many rows `shared_rows` was faster: 6 us against 8 at 4,096 rows, but 67 against 37 at 65,536."""
 
 
-class Mlp(Operation[MlpProblem]):
+class MlpOperation(Operation[MlpProblem]):
     name = "mlp"
     problem = MlpProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -83,7 +83,7 @@ class Mlp(Operation[MlpProblem]):
         return 2 * len(problem.layers)
 
 
-MLP = Mlp()
+MLP = MlpOperation()
 
 
 # --- the PyTorch operator

@@ -30,7 +30,7 @@ FEW_ROWS = 512
 """Up to this many rows `fused` is preferred: latency bound, 26 us at 64 rows. Unmeasured above; estimates decide."""
 
 
-class MlpBackward(Operation[MlpBackwardProblem]):
+class MlpBackwardOperation(Operation[MlpBackwardProblem]):
     name = "mlp_backward"
     problem = MlpBackwardProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(compute), peer)
@@ -66,7 +66,7 @@ class MlpBackward(Operation[MlpBackwardProblem]):
         return 2 * len(problem.layers)
 
 
-MLP_BACKWARD = MlpBackward()
+MLP_BACKWARD = MlpBackwardOperation()
 
 
 # --- the PyTorch operator

@@ -20,6 +20,19 @@ from escalade.ops.base.problem import Problem
 LAYOUTS = ("nchw", "nhwc")
 
 
+# --- volumes, whose frames are stored as images
+
+
+def as_volumes(images: torch.Tensor, frames: int) -> torch.Tensor:
+    """Return images as volumes (NCDHW) of so many frames each; a view."""
+    return images.unflatten(0, (-1, frames)).transpose(1, 2)
+
+
+def as_images(volumes: torch.Tensor) -> torch.Tensor:
+    """Return the frames of volumes as images; a view if the volumes are dense in NDHWC."""
+    return volumes.transpose(1, 2).flatten(0, 1)
+
+
 # --- problems
 
 

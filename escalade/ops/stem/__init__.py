@@ -22,7 +22,7 @@ def _resnet(batch: int, source: str, normalise: bool, pool: bool = True) -> Stem
     )  # fmt: skip
 
 
-class Stem(Operation[StemProblem]):
+class StemOperation(Operation[StemProblem]):
     name = "stem"
     problem = StemProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -54,6 +54,6 @@ class Stem(Operation[StemProblem]):
     order = ("streamed", "warpgroup", "pooled", "tensor_core", "separate")
 
 
-STEM = Stem()
+STEM = StemOperation()
 
 __all__ = ["STEM", "Stem", "StemProblem"]

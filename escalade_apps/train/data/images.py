@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 from escalade_apps.train.augmentation import generator
 
 
@@ -66,7 +67,9 @@ def split(name: str, images: Images, held_out: float, seed: int) -> Dataset:
         return Dataset(name, images, images)
     tests = max(1, round(len(images) * held_out))
     if tests >= len(images):
-        raise UnsupportedError(f"{name} has {len(images)} images, too few to hold out {held_out:.0%} of them")
+        raise UnsupportedError(
+            f"{name} has {counted(len(images), 'image')}, too few to hold out {held_out:.0%} of them"
+        )
     shuffled = torch.randperm(len(images), generator=generator(seed, "held out"))
     train, test = shuffled[tests:].sort().values, shuffled[:tests].sort().values
     return Dataset(name, images.select(train), images.select(test))

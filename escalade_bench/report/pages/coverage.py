@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from escalade.terminal_text import counted
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.plans import spelled
 from escalade_bench.peers.comparison import COVERAGE, Clock, by_clock, on_device
@@ -70,20 +71,20 @@ class Part:
     def summary(self) -> str:
         """Count the networks that are compiled, correct, free of PyTorch and faster than the best peer."""
         plans = [row for row in self.rows if fallbacks(row)]
-        said = [f"{len(plans)} of {len(self.rows)} networks have a plan"]
+        said = [f"{len(plans)} of {counted(len(self.rows), 'network')} planned"]
         if any(row.ours.error is not None for row in self.rows):
-            said.append(f"{sum(map(is_right, self.rows))} are right")
-        said.append(f"{sum(fallbacks(row) == '0' for row in plans)} leave nothing to PyTorch")
+            said.append(f"{sum(map(is_right, self.rows))} right")
+        said.append(f"{sum(fallbacks(row) == '0' for row in plans)} without a step in PyTorch")
         for clock, what in ((on_device, "on the device"), (by_clock, "by the wall clock")):
             if ratios := self.ratios(clock):
                 slowest = min(ratios, key=lambda name: ratios[name])
                 said.append(
-                    f"{what} {sum(ratio >= 1 for ratio in ratios.values())} of {len(ratios)} are no slower than "
+                    f"{what} {sum(ratio >= 1 for ratio in ratios.values())} of {len(ratios)} no slower than "
                     f"the best peer, {statistics.geometric_mean(ratios.values()):.2f}× as fast in the geometric "
                     f"mean, {ratios[slowest]:.2f}× at worst ({slowest})"
                 )
         lacking = sum(bool(row.device.note) for row in self.rows if is_right(row))
-        return "; ".join([*said, *([f"{lacking} lack a peer that matters"] if lacking else [])]) + "."
+        return "; ".join([*said, *([f"{lacking} without a peer that matters"] if lacking else [])]) + "."
 
     @property
     def table(self) -> Table:

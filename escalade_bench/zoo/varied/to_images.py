@@ -199,7 +199,7 @@ def pix2pix(m: Scope, x: Tensor, width: int = 64, depth: int = 8) -> Tensor:
     """An image from another one through a U-Net of `depth` levels (Isola et al., 2017)."""
 
     def level(x: Tensor, number: int) -> Tensor:
-        """Half the size and back, with what lies between, beside what came in."""
+        """Half the size and back through an inner block, concatenated with the input."""
         channels, last = x.shape[1], number == depth - 1
         y = F.leaky_relu(x, 0.2) if number else x
         y = m.conv(y, min(width << number, 8 * width), 4, 2, bias=False)

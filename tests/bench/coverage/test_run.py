@@ -125,7 +125,7 @@ def test_the_command_plans_without_a_gpu_and_files_every_network(tmp_path: pathl
     )
     said = command(*given, "-t", "fp16", "--results", str(tmp_path))
     assert said.exit_code == 0, said.output
-    assert "2 of 2 networks have a plan" in said.output and "nothing is run" in said.output
+    assert "2 of 2 networks planned" in said.output and "nothing is run" in said.output
     (path,) = tmp_path.glob("*/*.jsonl")
     found = store.load(path)
     assert path.name == "coverage_tests.bench.coverage.networks.jsonl"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -93,3 +96,19 @@ def test_rows_divide_the_cpu_s_time_by_both_of_the_gpu_s() -> None:
         ["fp16", "ReLU", "20.00", "0.1000", "200×"],
         ["fp16", "total", "", "0.0010", ""],
     ]
+
+
+def test_the_cpu_is_timed_on_all_cores_in_a_process_with_one_thread() -> None:
+    used = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        used.append(torch.get_num_threads())
+        return x
+
+    judge = cast(Any, SimpleNamespace(judge=lambda results: (0.0, ""), tolerance=1.0))
+    setting = cast(Any, SimpleNamespace(size=4, model=model, session=SimpleNamespace(seconds=0.0)))
+    with host.on_threads(1):
+        record = host._on_all_cores(setting, "small_cpu", torch.zeros(1, 3, 4, 4), judge)
+        assert torch.get_num_threads() == 1
+    cores = len(os.sched_getaffinity(0))
+    assert set(used) == {cores} and f"on {cores} thread" in record.note

@@ -80,7 +80,6 @@ IN_PYTORCH: dict[str, dict[str, int]] = {
     "m5": {"log_softmax": 1},
     "mlp_mixer": {"permute": 5},
     "mobilevit": {"permute": 30, "scaled_dot_product_attention": 9, "unbind": 27},
-    "resnet3d": {"adaptive_avg_pool3d": 1, "conv3d": 12},
     "retinanet": {"concatenate": 2},
     "siamese": {"unbind": 2},
     "sknet": {"slice": 6},

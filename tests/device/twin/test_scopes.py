@@ -13,7 +13,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order, TwinError, build
 from escalade.errors import LaunchError
-from escalade.ops.linear import Linear, LinearProblem
+from escalade.ops.linear import LinearOperation, LinearProblem
 from tests.device.twin.support import ORDERS, launch
 
 # The last CTA to arrive adds up all results; or the second of two CTAs reads the data that the first has flagged.
@@ -162,7 +162,7 @@ def test_a_launch_that_reads_ahead_of_its_wait(weights_ready: bool, way: int, me
 def _linear(edit: tuple[str, str] | None, weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe's own launch, with a bug planted in its kernel."""
     problem = LinearProblem(batch=2, in_features=64, out_features=8, bias=True)
-    rung = Linear.ladder.rung("warp_per_output")
+    rung = LinearOperation.ladder.rung("warp_per_output")
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     if edit:
         whole = Program.text

@@ -197,7 +197,7 @@ CUresult cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType, cuuint32
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                  CUtensorMapFloatOOBfill) {
     const auto place = static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
-    NEED(place % 16 == 0 && in_range(place, 1) && rank == 4, "an im2col map is out of range");
+    NEED(place % 16 == 0 && in_range(place, 1) && (rank == 4 || rank == 5), "an im2col map is out of range");
     std::memset(map, 0, sizeof *map);
     return CUDA_SUCCESS;
 }

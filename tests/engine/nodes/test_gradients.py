@@ -144,7 +144,7 @@ def test_a_loss_by_classes_of_pixels_is_one_pass() -> None:
 
 
 def test_operators_of_pytorchs_have_images_in_the_order_that_they_were_captured_with() -> None:
-    """Where it matters: the loss's gradient requires PyTorch's layout, pools accept any."""
+    """The loss's gradient requires PyTorch's layout, pools accept any."""
     torch.manual_seed(0)
 
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,15 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import BY_NAME, OPERATORS, operator_of
 from escalade.engine.nodes.aten import IDENTITIES
-from escalade.engine.nodes.base import CAPTURE, FOLDED, UNFUSED, Operator, activation_of, with_activation
+from escalade.engine.nodes.base import (
+    CAPTURE,
+    FOLDED,
+    UNFUSED,
+    VOLUMES,
+    Operator,
+    activation_of,
+    with_activation,
+)
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.elementwise import Add
@@ -179,6 +187,20 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "few_channels": lambda: Example(
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), (1, 10, 10), "fp32"
     ),
+    **dict.fromkeys(
+        ("conv3d", "conv3d_input_gradient", "conv3d_weight_gradient"),
+        # Along frames, whose problem has the same images as the node.
+        lambda: Example(
+            nn.Sequential(nn.Conv3d(8, 8, (3, 1, 1)), nn.Conv3d(8, 8, (2, 1, 1))),
+            (8, 6, 3, 2),
+            "tf32",
+            in_step=True,
+        ),
+    ),
+    "frames": lambda: Example(nn.MaxPool3d(2), (8, 4, 6, 6), "fp16"),
+    # Of one channel and one pixel, so that all layouts are alike.
+    "frame_stack": lambda: Example(nn.Conv3d(1, 8, 3, padding=(0, 1, 1)), (1, 3, 1, 1), "fp16"),
+    "volume_shuffle": lambda: Example(nn.ConvTranspose3d(8, 1, 2, 2), (8, 1, 1, 1), "fp16"),
     "mlp": lambda: Example(_chain(), (16,), "fp16"),
     "mlp_backward": lambda: Example(FusedSpectralAutoencoder(8, 2, 4), (16,), in_step=True),
     "slice_scatter": lambda: Example(
@@ -247,7 +269,8 @@ def find_in_step(name: str, example: Example) -> Found:
     joint = capture_step(example.model.train(), example.loss, (x,), ())
     state = {**dict(example.model.named_parameters()), **dict(example.model.named_buffers())}
     given = [state[one].detach() for one in (*joint.parameters, *joint.buffers)]
-    return find_among(name, optimize_step(joint.graph, {}, {}), "fp32", *given, x)
+    dtype = example.dtype or "fp32"
+    return find_among(name, optimize_step(joint.graph, {}, {}, dtype), dtype, *given, x)
 
 
 def find_among(name: str, graph: Graph, dtype: str, *given: torch.Tensor) -> Found:
@@ -283,7 +306,7 @@ def test_each_pytorch_operator_is_matched_by_one() -> None:
     importlib.import_module("torch.ao.quantization.fx._decomposed")  # which registers some of them
     captured, *later = phases = [
         [rule.name for operator in OPERATORS for rule, _ in operator.rules(phase)]
-        for phase in (CAPTURE, FOLDED, UNFUSED)
+        for phase in (CAPTURE, FOLDED, UNFUSED, VOLUMES)
     ]
     assert not set(captured) & set(IDENTITIES) and all(later)
     assert all(len(set(names)) == len(names) for names in phases)

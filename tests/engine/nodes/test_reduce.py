@@ -118,7 +118,7 @@ def test_reductions_that_are_left_to_pytorch(function: Function) -> None:
     ],
 )
 def test_an_index_is_exactly_that_of_pytorch(function: Function, layout: str, tmp_path: pathlib.Path) -> None:
-    """Of ties and NaN too, in both layouts and in saved engines."""
+    """Including ties and NaN, in both layouts and in saved engines."""
     model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
     x = torch.randn(2, 8, 3, 5).mul(2).round()
     x[0, 3, 1, 2] = x[0, 5, 1, 2] = x[1, 7, 2, 4] = torch.nan

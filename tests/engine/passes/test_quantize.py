@@ -224,7 +224,7 @@ def test_values_beyond_the_calibrated_range_saturate(dtype: str, network: nn.Mod
 @each_dtype
 @pytest.mark.parametrize(("factor", "bias"), ((1e-13, 0.0), (1e3, 0.0), (1.0, -1e3)))
 def test_values_of_any_magnitude_have_scales(dtype: str, factor: float, bias: float) -> None:
-    """Of a stem whose result is always 0, too: its weights in 16 bits could not include such a scale."""
+    """Including a stem whose result is always 0: its weights in 16 bits could not include such a scale."""
     torch.manual_seed(4)
     x = torch.randn(2, 3, 12, 12)
     first, second, third = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3)

@@ -1,4 +1,4 @@
-"""Which rung is chosen by default."""
+"""The rungs that are chosen by default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escalade.ops.base.cards import typical_card
 from escalade.ops.base.rung import Config
 from escalade.ops.choose.choice import Choice, choose, estimated
 from escalade.ops.choose.table import Entry, Table, key_of
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.tune.sweep import UNTUNED, problems
 from tests.bench.fake import Scale, ScaleProblem, ScaleRung
 
@@ -201,7 +201,7 @@ def test_estimates_grow_with_the_work() -> None:
         "winograd_f4_split",
         "fft",
     ):
-        one = Conv2d.ladder.rung(name)
+        one = Conv2dOperation.ladder.rung(name)
         dtype = "fp16" if name in ("fused_epilogue", "tma_wgmma") else "fp32"
         small, large = (
             Conv2dProblem.parse(f"128to128_28_k3s1_b{batch}", dtype, "nhwc") for batch in (64, 256)
@@ -222,7 +222,7 @@ def test_estimates_grow_with_the_work() -> None:
     ],
 )
 def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: str, measured: float) -> None:
-    one = Conv2d.ladder.rung(rung_name)
+    one = Conv2dOperation.ladder.rung(rung_name)
     problem = Conv2dProblem.parse(name, dtype, "nhwc")
     least = min(one.estimate(problem, config) or 0.0 for config in one.configs(problem))
     assert measured / 1.4 < least < measured * 1.4
@@ -230,14 +230,17 @@ def test_estimates_are_near_what_an_h200_took(name: str, rung_name: str, dtype: 
 
 def test_the_last_resort_is_estimated_with_caution() -> None:
     """`direct` took this long on an H200, longer than its rate for odd shapes: another rung is worth trying first."""
-    one, problem = Conv2d.ladder.rung("direct"), Conv2dProblem.parse("64to64_56_k3s1_b256", "fp32", "nhwc")
+    one, problem = (
+        Conv2dOperation.ladder.rung("direct"),
+        Conv2dProblem.parse("64to64_56_k3s1_b256", "fp32", "nhwc"),
+    )
     for config in one.configs(problem):
         assert 118173.0 < (one.estimate(problem, config) or 0.0) < 4 * 118173.0
 
 
 def test_every_preferred_rung_of_conv2d_has_estimates() -> None:
     """A rung without an estimate ends the search, whatever later ones could do."""
-    operation = Conv2d()
+    operation = Conv2dOperation()
     asked: Counter[str] = Counter()
     for problem in problems(60):
         for name in operation.preferred(problem):

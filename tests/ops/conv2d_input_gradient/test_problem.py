@@ -9,7 +9,7 @@ import pytest
 
 from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import axes, pixel_phases
 
@@ -88,7 +88,7 @@ def test_the_classes_of_a_resnet() -> None:
 
 def test_a_recipe_over_other_buffers() -> None:
     problem = Conv2dProblem.square(64, 64, 9, 3, dtype="fp16", layout="nhwc")
-    rung = Conv2d.ladder.rung("producer_consumer")
+    rung = Conv2dOperation.ladder.rung("producer_consumer")
     moved = rung.recipe(problem, rung.configs(problem)[0]).remap(
         {"x": Buffer("gradient", 32), "y": Buffer("z")}, 2
     )

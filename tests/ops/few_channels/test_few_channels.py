@@ -14,14 +14,14 @@ from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, few_channels
 from escalade.ops.base.rung import Config
-from escalade.ops.few_channels import FewChannels, FewChannelsProblem
+from escalade.ops.few_channels import FewChannelsOperation, FewChannelsProblem
 from escalade.ops.few_channels.cuda_core import DirectConfig, RowsConfig
 from escalade.ops.few_channels.matrix import ChunksConfig
 from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 
 CPU = torch.device("cpu")
-OPERATION = FewChannels()
+OPERATION = FewChannelsOperation()
 LENET = FewChannelsProblem.parse("4to16_40_k7_b10000_relu_pool4c")
 SMALL = FewChannelsProblem.parse("3to5_11x10_k5x3p2x1_b3_bias_relu_pool3c")
 
@@ -37,7 +37,7 @@ def run(rung: str, problem: FewChannelsProblem, inputs: dict[str, torch.Tensor])
 
 
 def test_it_is_registered() -> None:
-    assert isinstance(OPERATIONS["few_channels"], FewChannels)
+    assert isinstance(OPERATIONS["few_channels"], FewChannelsOperation)
 
 
 def test_sizes_of_the_second_convolution_of_the_lenet() -> None:

@@ -15,7 +15,7 @@ from escalade.ops import OPERATIONS, linear
 from escalade.ops.base.card import H200
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.choose.choice import choose
-from escalade.ops.linear import LINEAR, Linear, LinearProblem
+from escalade.ops.linear import LINEAR, LinearOperation, LinearProblem
 from tests import formulas
 from tests.support import check
 
@@ -79,7 +79,7 @@ def test_the_choice(problem: LinearProblem, rung: str) -> None:
 
 
 def test_refusals_say_why() -> None:
-    ladder = Linear.ladder
+    ladder = LinearOperation.ladder
     assert "up to 64 rows" in (ladder.rung("warp_per_output").supports(LinearProblem(65, 8, 8)) or "")
     refusal = ladder.rung("tensor_core").supports(LinearProblem(65, 2**26, 64, dtype="fp16")) or ""
     assert refusal.startswith("as a 1x1 convolution") and "4294967296" in refusal
@@ -127,7 +127,7 @@ def test_nan_and_infinity_travel(rung: str, relu: bool) -> None:
 
 
 def means_by(rung: str, problem: LinearProblem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    operation = Linear()
+    operation = LinearOperation()
     taken = operation.ladder.rung(rung)
     recipe = taken.recipe(problem, taken.configs(problem)[0])
     workspaces = {each.name: each.allocate(CPU) for each in recipe.workspaces}
@@ -144,7 +144,7 @@ def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> Non
     problem = LinearProblem(2, 72, 19, bias=True, dtype=dtype, pixels=49)
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(-8, 9, (2, 49, 72), generator=generator).to(STORAGE[dtype])
-    inputs = {**Linear().inputs(problem, CPU, 3), "x": x}
+    inputs = {**LinearOperation().inputs(problem, CPU, 3), "x": x}
     torch.testing.assert_close(
         means_by(rung, problem, inputs), means_by("pool_first", problem, inputs), rtol=1e-6, atol=1e-6
     )
@@ -157,7 +157,7 @@ def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> Non
 @pytest.mark.parametrize("relu", [False, True])
 def test_nan_and_infinity_travel_through_means(rung: str, relu: bool) -> None:
     problem = LinearProblem(3, 40, 24, bias=True, relu=relu, pixels=5)
-    inputs = Linear().inputs(problem, CPU, 4)
+    inputs = LinearOperation().inputs(problem, CPU, 4)
     inputs["x"][0, 4, 3], inputs["x"][1, 0, 39] = float("nan"), float("inf")
     inputs["weight"][5, 7], inputs["bias"][9] = float("-inf"), float("nan")
     expected = formulas.product(formulas.mean(inputs["x"], (1,)), inputs["weight"], inputs["bias"])

@@ -14,19 +14,19 @@ from escalade.models.autoencoders import SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
-from escalade.ops.mlp import Layer, Mlp, MlpProblem
+from escalade.ops.mlp import Layer, MlpOperation, MlpProblem
 from escalade.ops.mlp.persistent import Persistent, PersistentConfig, Shape, plan
 from escalade.ops.mlp.problem import AUTOENCODER, parse_layers, spell_layers
 
 CPU = torch.device("cpu")
 LAYERS = (Layer(8, 6, 2, norm=True, activation="gelu"), Layer(12, 16, bias=False))
-RUNGS = [rung.name for rung in Mlp.ladder if rung.supports(MlpProblem(1, LAYERS)) is None]
+RUNGS = [rung.name for rung in MlpOperation.ladder if rung.supports(MlpProblem(1, LAYERS)) is None]
 
 
 def tensors(layers: tuple[Layer, ...] = LAYERS, rows: tuple[int, ...] = (3,)) -> list[torch.Tensor]:
     """x, then the parameters."""
     problem = MlpProblem(max(1, torch.Size(rows).numel()), layers)
-    inputs = Mlp().inputs(problem, CPU, 1)
+    inputs = MlpOperation().inputs(problem, CPU, 1)
     x = inputs.pop("x")[: torch.Size(rows).numel()].reshape(*rows, problem.features)
     return [x, *inputs.values()]
 
@@ -34,7 +34,7 @@ def tensors(layers: tuple[Layer, ...] = LAYERS, rows: tuple[int, ...] = (3,)) ->
 def expected(x: torch.Tensor, parameters: list[torch.Tensor], error: bool = False) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     problem = MlpProblem(len(rows), LAYERS, "error" if error else "y")
-    y = Mlp().reference(problem, {"x": rows, **dict(zip(problem.sizes, parameters, strict=True))})
+    y = MlpOperation().reference(problem, {"x": rows, **dict(zip(problem.sizes, parameters, strict=True))})
     return y.reshape((*x.shape[:-1], *y.shape[1:]))
 
 
@@ -80,30 +80,30 @@ def test_chains_that_make_no_sense(layers: str, output: str, sentence: str) -> N
 
 def test_a_rung_for_every_chain() -> None:
     wide = MlpProblem(4, parse_layers("16384-16384b_16384-16384b"))
-    assert Mlp.ladder.rung("layers").supports(wide) is None
+    assert MlpOperation.ladder.rung("layers").supports(wide) is None
     long = MlpProblem(4, parse_layers("_".join(["130-130"] * 33)))
-    assert "33" in (Mlp.ladder.rung("fused").supports(long) or "")
+    assert "33" in (MlpOperation.ladder.rung("fused").supports(long) or "")
     assert choose(OPERATIONS["mlp"], long, CPU).rung.name == "layers"
     many = MlpProblem(2**30, parse_layers("2x1-1"))
-    assert "split the batch" in (Mlp.ladder.rung("layers").supports(many) or "")
-    assert "split the batch" in (Mlp.ladder.rung("persistent").supports(many) or "")
+    assert "split the batch" in (MlpOperation.ladder.rung("layers").supports(many) or "")
+    assert "split the batch" in (MlpOperation.ladder.rung("persistent").supports(many) or "")
 
 
 def test_shared_memory_is_that_of_the_card() -> None:
-    rung = Mlp.ladder.rung("persistent")
+    rung = MlpOperation.ladder.rung("persistent")
     problem = MlpProblem(512, AUTOENCODER)
     assert rung.on(typical_card("sm_90a")).refusal(problem) is None
     small = rung.on(typical_card("sm_86"))
     (call,) = small.recipe(problem, small.configs(problem)[0]).steps
     assert isinstance(call, KernelCall) and call.shared_bytes <= small.card.shared_bytes
     assert "shared memory" in (small.refusal(MlpProblem(4, parse_layers("16000-16000"))) or "")
-    assert Mlp.ladder.rung("vectorised").on(typical_card("sm_86")).refusal(problem) is None
+    assert MlpOperation.ladder.rung("vectorised").on(typical_card("sm_86")).refusal(problem) is None
 
 
 @pytest.mark.parametrize("batch", [1, 32, 512, 1048576])
 @pytest.mark.parametrize("layers", [AUTOENCODER, parse_layers("1280-128b_128-1280b"), parse_layers("7-3")])
 def test_persistent_blocks_fit_and_cover_the_items(batch: int, layers: tuple[Layer, ...]) -> None:
-    rung, problem = Mlp.ladder.rung("persistent"), MlpProblem(batch, layers)
+    rung, problem = MlpOperation.ladder.rung("persistent"), MlpProblem(batch, layers)
     for config in rung.configs(problem):
         assert isinstance(config, PersistentConfig)
         (call,) = rung.recipe(problem, config).steps
@@ -123,9 +123,9 @@ def test_teams_of_other_sizes(shape: tuple[int, int, int]) -> None:
     from tests.support import check
 
     problem = MlpProblem(29, parse_layers("3x20n-12bg_36-40br_40n-60"), "error")
-    rung = Mlp.ladder.rung("persistent")
+    rung = MlpOperation.ladder.rung("persistent")
     assert isinstance(rung, Persistent)
-    check(Mlp(), rung, problem, PersistentConfig(*shape, 2, "erf"), CPU, 5)
+    check(MlpOperation(), rung, problem, PersistentConfig(*shape, 2, "erf"), CPU, 5)
 
 
 # --- the operator

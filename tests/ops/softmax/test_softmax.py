@@ -11,11 +11,11 @@ from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import softmax
 from escalade.ops.base.draw import Draw
-from escalade.ops.softmax import Softmax, SoftmaxProblem, random_inputs
+from escalade.ops.softmax import SoftmaxOperation, SoftmaxProblem, random_inputs
 from tests import formulas
 
 INF, NAN = float("inf"), float("nan")
-RUNGS = [rung.name for rung in Softmax.ladder]
+RUNGS = [rung.name for rung in SoftmaxOperation.ladder]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -62,14 +62,14 @@ def test_every_rung_applies_the_activation(rung: str) -> None:
         for text, expected in (("x * 2 - 0.1", y * 2 - 0.1), ("relu(x - 0.05)", torch.relu(y - 0.05))):
             assert_close(by_rung(rung, x, log=log, activation=text), expected, 2e-7)
     assert not by_rung(rung, x, log=True, relu=True).any()
-    if Softmax.ladder.rung(rung).supports(SoftmaxProblem(1, 33_002)) is None:  # in two reads per row
+    if SoftmaxOperation.ladder.rung(rung).supports(SoftmaxProblem(1, 33_002)) is None:  # in two reads per row
         wide = torch.randn(1, 33_002)
         assert_close(by_rung(rung, wide, activation="sqrt(x)"), torch.softmax(wide.double(), -1).sqrt())
 
 
 def by_rung(rung: str, x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the softmax of rows; the rung `columns` reads them interleaved."""
-    chosen = Softmax.ladder.rung(rung)
+    chosen = SoftmaxOperation.ladder.rung(rung)
     if rung != "columns":
         problem, x = SoftmaxProblem(len(x), x.shape[1], **options), x.contiguous()
     else:
@@ -105,13 +105,13 @@ def test_it_agrees_with_pytorch(dtype: torch.dtype, shape: tuple[int, ...]) -> N
             *(SoftmaxProblem(2, classes) for classes in (72, 1000, 33_002)),
             SoftmaxProblem(2, 72, inner=3),
         )
-        if Softmax.ladder.rung(rung).supports(problem) is None
+        if SoftmaxOperation.ladder.rung(rung).supports(problem) is None
     ],
 )
 def test_the_result_may_take_the_place_of_the_input(rung: str, problem: SoftmaxProblem) -> None:
     x = random_inputs(problem, Draw(torch.device("cpu"), 0))["x"]
     expected = torch.softmax(x, 1)
-    chosen = Softmax.ladder.rung(rung)
+    chosen = SoftmaxOperation.ladder.rung(rung)
     bind(chosen.recipe(problem, chosen.configs(problem)[0]), {"x": x, "y": x})()
     assert_close(x, expected)
 

@@ -14,14 +14,14 @@ from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.softmax_backward import (
     SOFTMAX_BACKWARD,
-    SoftmaxBackward,
+    SoftmaxBackwardOperation,
     SoftmaxBackwardProblem,
     exact,
     random_inputs,
 )
 from tests.support import check
 
-RUNGS = [rung.name for rung in SoftmaxBackward.ladder]
+RUNGS = [rung.name for rung in SoftmaxBackwardOperation.ladder]
 INF = float("inf")
 
 
@@ -39,7 +39,7 @@ def test_names_and_sizes() -> None:
 
 def test_rows_that_fit_nowhere_are_refused() -> None:
     def refusal(rung: str, problem: SoftmaxBackwardProblem) -> str | None:
-        return SoftmaxBackward.ladder.rung(rung).supports(problem)
+        return SoftmaxBackwardOperation.ladder.rung(rung).supports(problem)
 
     assert refusal("in_registers", SoftmaxBackwardProblem(1, 16_384)) is None
     assert refusal("in_registers", SoftmaxBackwardProblem(1, 16_400)) == (
@@ -57,14 +57,14 @@ def test_rows_that_fit_nowhere_are_refused() -> None:
 def test_many_rows_have_one_or_two_packs_per_thread(
     classes: int, dtype: str, expected: tuple[int, int]
 ) -> None:
-    rung = SoftmaxBackward.ladder.rung("in_registers").on(H200)
+    rung = SoftmaxBackwardOperation.ladder.rung("in_registers").on(H200)
     config = rung.configs(SoftmaxBackwardProblem(65_536, classes, dtype))[0].as_dict()
     assert (config["row_threads"], config["packs"]) == expected
 
 
 def test_an_access_has_at_most_16_bytes_of_every_tensor() -> None:
     problem = SoftmaxBackwardProblem(9000, 768, dtype="fp16", gradient="fp32")
-    (config, *_) = SoftmaxBackward.ladder.rung("in_registers").configs(problem)
+    (config, *_) = SoftmaxBackwardOperation.ladder.rung("in_registers").configs(problem)
     assert config.as_dict()["row_threads"] * config.as_dict()["packs"] == 768 // 4
 
 
@@ -74,7 +74,7 @@ def test_an_access_has_at_most_16_bytes_of_every_tensor() -> None:
 @pytest.mark.parametrize(("y", "dx"), [(y, dx) for y in DTYPES for dx in DTYPES])
 def test_tensors_of_any_dtype(y: str, dx: str, gradient: str, inner: int, seed: int) -> None:
     problem = SoftmaxBackwardProblem(35, 40, dtype=y, inner=inner, gradient=gradient, output=dx)
-    for rung in SoftmaxBackward.ladder:
+    for rung in SoftmaxBackwardOperation.ladder:
         for config in rung.configs(problem) if rung.supports(problem) is None else ():
             check(
                 SOFTMAX_BACKWARD, rung, problem, config, torch.device("cpu"), seed, TwinOptions(checks=True)
@@ -89,7 +89,7 @@ def by_rung(rung: str, inputs: dict[str, torch.Tensor], **options: Any) -> torch
     problem = SoftmaxBackwardProblem(batch, classes, inner=inner, **options)
     tensors = {name: (one.mT if is_strided else one).contiguous() for name, one in inputs.items()}
     tensors["y"] = torch.empty_like(tensors["softmax"])
-    chosen = SoftmaxBackward.ladder.rung(rung)
+    chosen = SoftmaxBackwardOperation.ladder.rung(rung)
     bind(chosen.recipe(problem, chosen.configs(problem)[0]), tensors)()
     return tensors["y"].mT if is_strided else tensors["y"]
 
@@ -125,13 +125,13 @@ def test_classes_without_probability_have_their_own_gradient(rung: str) -> None:
             SoftmaxBackwardProblem(2, 72, inner=3),
             SoftmaxBackwardProblem(2, 9, inner=40, gradient="fp16", output="fp16"),
         )
-        if SoftmaxBackward.ladder.rung(rung).supports(problem) is None
+        if SoftmaxBackwardOperation.ladder.rung(rung).supports(problem) is None
     ],
 )
 def test_the_result_may_take_the_place_of_the_gradient(rung: str, problem: SoftmaxBackwardProblem) -> None:
     inputs = random_inputs(problem, Draw(torch.device("cpu"), 0))
     expected = exact(problem, inputs)
-    chosen = SoftmaxBackward.ladder.rung(rung)
+    chosen = SoftmaxBackwardOperation.ladder.rung(rung)
     for config in chosen.configs(problem):
         tensors = {**inputs, "gradient": inputs["gradient"].clone()}
         bind(chosen.recipe(problem, config), {**tensors, "y": tensors["gradient"]})()

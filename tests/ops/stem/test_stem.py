@@ -16,13 +16,13 @@ from escalade.ops import OPERATIONS
 from escalade.ops.base.card import TWIN
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.rung import Config
-from escalade.ops.stem import Stem, StemProblem
+from escalade.ops.stem import StemOperation, StemProblem
 from escalade.ops.stem.rungs import StreamedConfig, WarpConfig, WarpgroupConfig
 from tests import formulas
 from tests.support import TINY, check
 
 CPU = torch.device("cpu")
-STEM = Stem()
+STEM = StemOperation()
 RESNET = StemProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3), pool=(3, 2, 1))
 
 
@@ -60,7 +60,7 @@ def by_definition(
 
 
 def test_it_is_registered() -> None:
-    assert isinstance(OPERATIONS["stem"], Stem)
+    assert isinstance(OPERATIONS["stem"], StemOperation)
 
 
 def test_sizes_of_the_resnet_stem() -> None:

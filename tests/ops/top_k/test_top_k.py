@@ -10,12 +10,12 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import top_k
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.top_k import TopK, TopKProblem, exact
+from escalade.ops.top_k import TopKOperation, TopKProblem, exact
 from tests import formulas
 
 CPU = torch.device("cpu")
 INF, NAN = float("inf"), float("nan")
-RUNGS = [rung.name for rung in TopK.ladder]
+RUNGS = [rung.name for rung in TopKOperation.ladder]
 
 
 def ranked(row: list[float], k: int) -> list[int]:
@@ -95,13 +95,13 @@ def test_it_agrees_with_pytorch(dtype: torch.dtype, shape: tuple[int, ...]) -> N
 
 
 def test_verification_sees_a_wrong_class_and_a_wrong_probability() -> None:
-    for problem in (*TopK.problems, *TopK.small_problems):
+    for problem in (*TopKOperation.problems, *TopKOperation.small_problems):
         if problem.k == problem.classes:
             continue
-        inputs = TopK().inputs(problem, CPU, 0)
-        expected = TopK().reference(problem, inputs)
-        limit = TopK.ladder.rung("naive").tolerance(
-            problem, relative_error(TopK().peer(problem, inputs), expected)
+        inputs = TopKOperation().inputs(problem, CPU, 0)
+        expected = TopKOperation().reference(problem, inputs)
+        limit = TopKOperation.ladder.rung("naive").tolerance(
+            problem, relative_error(TopKOperation().peer(problem, inputs), expected)
         )
         for wrong in (expected.clone(), expected.clone()):
             wrong[0, problem.k] += 1

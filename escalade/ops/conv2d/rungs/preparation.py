@@ -122,7 +122,7 @@ def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
             "shortcut_weight", p.filters, p.shortcut_channels, p.shortcut_channels, *kind, raised=True
         )
     if padded:
-        conversions["x"] = Conversion("x", p.batch * p.height * p.width, p.channels, channels, *kind)
+        conversions["x"] = Conversion("x", p.images * p.height * p.width, p.channels, channels, *kind)
     return _prepared(p, conversions)
 
 

@@ -29,6 +29,8 @@ class ConvolutionRung(Rung[P, C]):
     layouts: tuple[str, ...] = field(default=LAYOUTS, kw_only=True)
     takes_groups: ClassVar[bool] = False
     """True if the kernel supports several groups."""
+    takes_frames: ClassVar[bool] = False
+    """True if the kernel supports volumes."""
     split_rounding: ClassVar[float | None] = None
     """Least tolerance in fp32, whose operands tensor cores multiply in two parts; None for kernels on CUDA cores."""
 
@@ -39,6 +41,8 @@ class ConvolutionRung(Rung[P, C]):
             return f"{self.name} takes {', '.join(self.dtypes)}, not {p.dtype}{other}"
         if p.groups != 1 and not self.takes_groups:
             return f"{self.name} takes groups=1, not {p.groups}; direct takes any"
+        if p.has_frames and not self.takes_frames:
+            return f"{self.name} takes images, not volumes"
         if p.layout not in self.layouts:
             return f"{self.name} takes layout {' or '.join(self.layouts)}, not {p.layout}"
         return None

@@ -384,6 +384,7 @@ class Persistent(HopperRung[PersistentConfig]):
     candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 
+    takes_frames = True
     pitched_buffers = ("x", "y")
     supports_pitched_residual = True
     supports_pool = True

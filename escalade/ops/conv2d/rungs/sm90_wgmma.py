@@ -67,7 +67,7 @@ class HopperRung(Conv2dRung[C]):
         if channels == p.channels:
             return main
         return main + self.card.microseconds(
-            0, p.batch * p.height * p.width * (p.channels + channels) * p.element_bytes
+            0, p.images * p.height * p.width * (p.channels + channels) * p.element_bytes
         )
 
 

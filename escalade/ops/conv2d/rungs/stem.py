@@ -9,7 +9,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.stem import Stem, StemProblem
+from escalade.ops.stem import StemOperation, StemProblem
 from escalade.ops.stem.rungs import Streamed, StreamedConfig
 
 RATE = 370e6
@@ -24,7 +24,7 @@ class AsStem(Conv2dRung[StreamedConfig]):
 
     @property
     def inner(self) -> Streamed:
-        rung = Stem.ladder.rung("streamed").on(self.card)
+        rung = StemOperation.ladder.rung("streamed").on(self.card)
         assert isinstance(rung, Streamed)
         return rung
 

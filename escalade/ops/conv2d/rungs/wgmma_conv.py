@@ -19,8 +19,12 @@ ROW_BYTES = 128
 """Bytes of channels per row of a stage: the swizzle span, and one k-tile."""
 CORNERS = range(-128, 128)
 """Window corners, relative to the image, that an im2col map with four dimensions can encode."""
+FRAME_CORNERS = range(-16, 16)
+"""The same for an im2col map with five dimensions."""
 MOST_TAPS = 256
 """Largest filter side: the offset of a tap has eight bits."""
+FRAME_TAPS = 32
+"""The same for an im2col map with five dimensions: five bits."""
 MOST_STRIDE = 8
 MOST_PIXELS = 256
 """Largest tile in pixels."""
@@ -42,6 +46,32 @@ class MNMajor:
 
 
 @dataclass(frozen=True)
+class Frames:
+    """Windows of a convolution of volumes along their frames."""
+
+    count: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    output: int
+
+    @staticmethod
+    def of(problem: Conv2dProblem) -> Frames | None:
+        p = problem
+        if not p.has_frames:
+            return None
+        return Frames(
+            p.frames, p.filter_frames, p.frame_stride, p.frame_padding, p.frame_dilation, p.output_frames
+        )
+
+    @property
+    def upper(self) -> int:
+        """First frame of the last window, relative to the last frame."""
+        return (self.output - 1) * self.stride - self.padding - (self.count - 1)
+
+
+@dataclass(frozen=True)
 class Windows:
     """Windows of a convolution over an image. Pairs are height and width."""
 
@@ -60,6 +90,8 @@ class Windows:
     """Strides of MN-major weights; None for K-major weights [filters][taps][channels]."""
     pitch: int = 0
     """Elements per pixel step, if the image is part of a larger one; 0 if dense."""
+    frames: Frames | None = None
+    """The third dimension of volumes; `batch` is their number."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
@@ -67,6 +99,7 @@ class Windows:
         return Windows(
             p.dtype, p.element_bytes, p.batch, p.channels, (p.height, p.width), (p.filter_height, p.filter_width),
             p.stride, p.padding, p.dilation, (p.output_height, p.output_width), pitch=p.x_pitch,
+            frames=Frames.of(p),
         )  # fmt: skip
 
     @staticmethod
@@ -83,13 +116,22 @@ class Windows:
         return ROW_BYTES // self.element_bytes
 
     @property
+    def weight_rows(self) -> int:
+        """Rows of taps, of all frames of the filter."""
+        return self.taps[0] * (self.frames.taps if self.frames else 1)
+
+    @property
     def k_tiles(self) -> int:
         """k-tiles per output tile."""
-        return self.taps[0] * self.taps[1] * -(-self.channels // self.k_tile)
+        return self.weight_rows * self.taps[1] * -(-self.channels // self.k_tile)
+
+    @property
+    def output_images(self) -> int:
+        return self.batch * (self.frames.output if self.frames else 1)
 
     @property
     def pixels(self) -> int:
-        return self.batch * self.output[0] * self.output[1]
+        return self.output_images * self.output[0] * self.output[1]
 
     @property
     def _lower(self) -> tuple[int, int]:
@@ -106,23 +148,32 @@ class Windows:
 
     def unsupported(self, rung: str) -> str | None:
         reach = [(taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True)]
-        if max(reach) >= MOST_TAPS or not all(corner in CORNERS for corner in (*self._lower, *self._upper)):
+        corners, least, most = [*self._lower, *self._upper], CORNERS, MOST_TAPS
+        stride = max(self.stride)
+        if self.frames:
+            corners += [-self.frames.padding, self.frames.upper]
+            reach.append((self.frames.taps - 1) * self.frames.dilation)
+            least, most, stride = FRAME_CORNERS, FRAME_TAPS, max(stride, self.frames.stride)
+        if max(reach) >= most or not all(corner in least for corner in corners):
             return (
-                f"{rung} uses TMA, whose window corners are limited to {CORNERS[0]}..{CORNERS[-1]} relative to the "
+                f"{rung} uses TMA, whose window corners are limited to {least[0]}..{least[-1]} relative to the "
                 f"image; padding {self.padding} with a filter of {reach[0] + 1}x{reach[1] + 1} pixels exceeds them"
             )
-        if max(self.stride) > MOST_STRIDE:
-            return f"{rung} takes strides up to {MOST_STRIDE}, not {self.stride}"
+        if stride > MOST_STRIDE:
+            return f"{rung} takes strides up to {MOST_STRIDE}, not {stride}"
         if self.pixels >= 2**31 - MOST_PIXELS:
             return f"{rung} counts output pixels in 32 bits, not {self.pixels}"
         return None
 
     def pixel_map(self, buffer: Buffer, pixels: int) -> Im2colMap:
-        """Return the map of one k-tile for `pixels` output pixels, which TMA walks over rows and images."""
+        """Return the map of one k-tile for `pixels` output pixels, which TMA walks over rows, frames and images."""
+        f = self.frames
         return Im2colMap(
-            buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
-            (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.k_tile, pixels,
-            (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
+            buffer, self.dtype,
+            (self.channels, self.image[1], self.image[0], *((f.count,) if f else ()), self.batch),
+            (self._lower[1], self._lower[0], *((-f.padding,) if f else ())),
+            (self._upper[1], self._upper[0], *((f.upper,) if f else ())), self.k_tile, pixels,
+            (self.stride[1], self.stride[0], *((f.stride,) if f else ())), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
     def window_map(
@@ -151,7 +202,7 @@ class Windows:
         zero too, because missing channels of pixels are zero-filled.
         """
         if permuted:
-            depth = self.taps[0] * self.taps[1] * self.channels
+            depth = self.weight_rows * self.taps[1] * self.channels
             row = depth * self.element_bytes
             return TiledMap(
                 buffer, self.dtype, (depth, 8, 8, filters // PERMUTED_FILTERS),
@@ -160,22 +211,22 @@ class Windows:
         if self.mn_major:
             return TiledMap(
                 replace(buffer, offset=buffer.offset + self.mn_major.first), self.dtype,
-                (filters, self.taps[1], self.taps[0], self.channels), (MN_MAJOR_FILTERS, 1, 1, self.k_tile),
+                (filters, self.taps[1], self.weight_rows, self.channels), (MN_MAJOR_FILTERS, 1, 1, self.k_tile),
                 strides=self.mn_major.strides,
             )  # fmt: skip
         return TiledMap(
             buffer,
             self.dtype,
-            (self.channels, self.taps[0] * self.taps[1], filters),
+            (self.channels, self.weight_rows * self.taps[1], filters),
             (self.k_tile, 1, box),
         )
 
     def shape(self, filters: int) -> Ints:
-        """`ConvShape` of kernels/common/conv_shape.cuh."""
+        """`ConvShape` of kernels/common/conv_shape.cuh; of volumes, with all images of y and all rows of taps."""
         return Ints(
             (
-                self.batch, self.channels, *self.image, filters, *self.taps, *self.stride, *self.padding,
-                *self.dilation, 1, *self.output,
+                self.output_images, self.channels, *self.image, filters, self.weight_rows, self.taps[1], *self.stride,
+                *self.padding, *self.dilation, 1, *self.output,
             )
         )  # fmt: skip
 
@@ -215,7 +266,7 @@ class WgmmaConv:
 
     @property
     def taps(self) -> int:
-        return self.windows.taps[0] * self.windows.taps[1]
+        return self.windows.weight_rows * self.windows.taps[1]
 
     @cached_property
     def reach(self) -> tuple[int, int]:

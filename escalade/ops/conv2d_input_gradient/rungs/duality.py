@@ -12,7 +12,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import C, Config, Rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import PixelPhase, pixel_phases
 from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
@@ -39,7 +39,7 @@ def too_many_phases(rung: str, forward: Conv2dProblem) -> str | None:
 
 def place_rows(forward: Conv2dProblem) -> int:
     """Return the contiguous rows of dx; in NCHW those of every channel."""
-    return forward.batch * forward.height * (1 if forward.layout == "nhwc" else forward.channels)
+    return forward.images * forward.height * (1 if forward.layout == "nhwc" else forward.channels)
 
 
 def flip(phase: PixelPhase, flipped: str, lane: int) -> KernelCall:
@@ -123,10 +123,11 @@ class PerPhase(InputGradientRung[C]):
 
     convolution: str
     """Name of the rung of conv2d."""
+    takes_frames = True
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
-        return Conv2d.ladder.rung(self.convolution).on(self.card)
+        return Conv2dOperation.ladder.rung(self.convolution).on(self.card)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -138,6 +139,9 @@ class PerPhase(InputGradientRung[C]):
         if place_rows(problem.forward) >= 2**31 - PLACE_THREADS:
             return f"{self.name} counts rows of pixels in 32 bits, not {place_rows(problem.forward)}"
         phases = pixel_phases(problem.forward)
+        f = problem.forward
+        if f.has_frames and (max(f.frame_stride, *f.stride) > 1 or not phases[0].whole):
+            return f"{self.name} takes volumes with stride 1, and padding up to the filter's size"
         met = [phase for phase in phases if phase.taps]
         if not met:
             return f"{self.name} needs a tap; no pixel of this image has one"

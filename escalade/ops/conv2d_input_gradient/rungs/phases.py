@@ -16,7 +16,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES
-from escalade.ops.conv2d.rungs.wgmma_conv import MNMajor, WgmmaConv, Windows
+from escalade.ops.conv2d.rungs.wgmma_conv import Frames, MNMajor, WgmmaConv, Windows
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,17 @@ class PixelPhase:
     forward: Conv2dProblem
     rows: Axis
     columns: Axis
+    frames: Axis | None = None
+    """Of volumes, all frames: there are phases for a frame stride of 1 only."""
 
     @property
     def taps(self) -> int:
-        return self.rows.taps * self.columns.taps
+        return self._weight_rows * self.columns.taps
+
+    @property
+    def _weight_rows(self) -> int:
+        """Rows of taps, of all frames of the filter."""
+        return self.rows.taps * (self.frames.taps if self.frames else 1)
 
     @cached_property
     def convolution(self) -> Conv2dProblem:
@@ -106,17 +113,17 @@ class PixelPhase:
             f, channels=f.filters, height=f.output_height, width=f.output_width, filters=f.channels,
             filter_height=self.rows.taps, filter_width=self.columns.taps, stride=(1, 1),
             padding=(self.rows.padding, self.columns.padding),
-            dilation=(self.rows.dilation, self.columns.dilation), residual=False,
+            dilation=(self.rows.dilation, self.columns.dilation), residual=False, frames=f.output_frames,
+            frame_padding=self.frames.padding if self.frames else 0,
         )  # fmt: skip
 
     @property
     def whole(self) -> bool:
         """True if the results of the convolution are dx itself."""
         f, c = self.forward, self.convolution
-        return (self.rows.shift, self.columns.shift) == (0, 0) and (c.output_height, c.output_width) == (
-            f.height,
-            f.width,
-        )
+        shifts = self.rows.shift, self.columns.shift, self.frames.shift if self.frames else 0
+        sizes = c.output_height, c.output_width, c.output_frames
+        return not any(shifts) and sizes == (f.height, f.width, f.frames)
 
     @property
     def weight_elements(self) -> int:
@@ -128,8 +135,8 @@ class PixelPhase:
         f, rows, columns = self.forward, self.rows, self.columns
         return Ints(
             (
-                f.filters, f.channels, f.filter_height, f.filter_width,
-                rows.first, columns.first, rows.step, columns.step, rows.taps, columns.taps,
+                f.filters, f.channels, f.weight_rows, f.filter_width,
+                rows.first, columns.first, rows.step, columns.step, self._weight_rows, columns.taps,
             )
         )  # fmt: skip
 
@@ -148,7 +155,7 @@ class PixelPhase:
         row = f.filter_width * tap
         return MNMajor(
             rows.first * row + columns.first * tap,
-            (columns.step * tap, rows.step * row, f.filter_height * row),
+            (columns.step * tap, rows.step * row, f.weight_rows * row),
         )
 
     @property
@@ -160,11 +167,14 @@ class PixelPhase:
     @cached_property
     def windows(self) -> Windows:
         """Windows of dy that the pixels read, with exact padding."""
-        f, rows, columns = self.forward, self.rows, self.columns
+        f, rows, columns, frames = self.forward, self.rows, self.columns, self.frames
         return Windows(
             f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
             (rows.taps, columns.taps), (1, 1), (rows.lower, columns.lower), (rows.dilation, columns.dilation),
             (rows.count, columns.count), self.mn_major,
+            frames=(
+                Frames(frames.size, frames.taps, 1, frames.lower, frames.dilation, frames.count) if frames else None
+            ),
         )  # fmt: skip
 
     @property
@@ -175,7 +185,7 @@ class PixelPhase:
     @property
     def elements(self) -> int:
         """Elements of dx."""
-        return self.forward.batch * self.forward.channels * self.rows.count * self.columns.count
+        return self.forward.images * self.forward.channels * self.rows.count * self.columns.count
 
     @property
     def places(self) -> Ints:
@@ -183,7 +193,7 @@ class PixelPhase:
         source = (self.rows.padded_count, self.columns.padded_count) if self.taps else (0, 0)
         return Ints(
             (
-                self.forward.batch, self.forward.channels, self.rows.count, self.columns.count, *self.placement,
+                self.forward.images, self.forward.channels, self.rows.count, self.columns.count, *self.placement,
                 self.rows.shift, self.columns.shift, *source,
             )
         )  # fmt: skip
@@ -206,7 +216,11 @@ def pixel_phases(forward: Conv2dProblem) -> tuple[PixelPhase, ...]:
     f = forward
     rows = axes(f.height, f.output_height, f.filter_height, f.stride[0], f.padding[0], f.dilation[0])
     columns = axes(f.width, f.output_width, f.filter_width, f.stride[1], f.padding[1], f.dilation[1])
-    return tuple(PixelPhase(f, row, column) for row in rows for column in columns)
+    frames = None
+    if f.has_frames:
+        sizes = f.frames, f.output_frames, f.filter_frames
+        frames = axes(*sizes, f.frame_stride, f.frame_padding, f.frame_dilation)[0]
+    return tuple(PixelPhase(f, row, column, frames) for row in rows for column in columns)
 
 
 def _together(phases: tuple[Axis, ...], taps: int) -> Axis:

@@ -13,7 +13,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.batch_norm_backward import merge_sums
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import activation_cost
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, partial_sums, product
@@ -159,7 +159,7 @@ class Persistent(PerPhase[PersistentConfig]):
         convolution = largest.convolution
         stride = max(problem.forward.stride)
         names = (STORED if stride <= MOST_STRIDE else ()) + (SPLIT if stride == 1 else ())
-        rungs = [self.inner, *(Conv2d.ladder.rung(name).on(self.card) for name in names)]
+        rungs = [self.inner, *(Conv2dOperation.ladder.rung(name).on(self.card) for name in names)]
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
         whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
 
@@ -262,7 +262,7 @@ class OneLaunch(InputGradientRung[PersistentConfig]):
         offered = dict.fromkeys(
             config
             for name, convolution in asked.items()
-            for config in Conv2d.ladder.rung(name).on(self.card).configs(convolution)
+            for config in Conv2dOperation.ladder.rung(name).on(self.card).configs(convolution)
             if _has_registers(config)
         )
         return tuple(sorted(offered, key=lambda config: self.estimate(problem, config)))
@@ -306,7 +306,7 @@ class OneLaunch(InputGradientRung[PersistentConfig]):
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         """At least that of the convolution's rung."""
-        inner = Conv2d.ladder.rung("persistent")
+        inner = Conv2dOperation.ladder.rung("persistent")
         return max(
             super().tolerance(problem, peer_error),
             inner.tolerance(largest_phase(problem).convolution, peer_error),

@@ -16,7 +16,7 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import Axis, PixelPhase, axes
 from escalade.ops.conv2d_input_gradient.rungs.rung import InputGradientRung
@@ -127,7 +127,7 @@ class _Candidate:
 def _candidates(convolution: Conv2dProblem, card: Card) -> tuple[_Candidate, ...]:
     """Return the rungs of conv2d that may be fastest, each with its first config, fastest first. Rungs with shared
     state or with a scale shared across the batch are omitted."""
-    conv2d = Conv2d()
+    conv2d = Conv2dOperation()
     found: list[_Candidate] = []
     for name in dict.fromkeys(conv2d.preferred(convolution)):
         rung = conv2d.ladder.rung(name).on(card)
@@ -157,7 +157,7 @@ class Subpixel(InputGradientRung[SubpixelConfig]):
         if f.batch * f.height >= 2**31 - THREADS:
             return f"{self.name} counts rows of pixels in 32 bits, not {f.batch * f.height}"
         try:
-            refusal = Conv2d.ladder.rung(ALWAYS).on(self.card).refusal(conv.convolution)
+            refusal = Conv2dOperation.ladder.rung(ALWAYS).on(self.card).refusal(conv.convolution)
         except UnsupportedError as error:
             refusal = str(error)
         return refusal and f"as one convolution, {refusal}"

@@ -116,7 +116,7 @@ class _Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the stages, or of the sums of all threads that replace them, and of the barriers."""
+        """Bytes of the stages, or of the sums of all threads that replace them, and of the barriers."""
         sums = self.groups * self.sums * self.config.channels * 4
         return max(self.config.stages * self.stage_bytes, sums) + 8 * self.config.stages
 

@@ -106,6 +106,8 @@ def _k_tiles(f: Conv2dProblem) -> int:
 
 @dataclass(frozen=True)
 class Wgmma(HopperRung[WgmmaConfig]):
+    takes_frames = True
+
     def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
         return self.narrow(f) or Windows.of(f).unsupported(self.name)
@@ -141,13 +143,15 @@ class Wgmma(HopperRung[WgmmaConfig]):
     def _recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, direct: bool) -> Recipe:
         f = problem.forward
         gradients = TiledMap(Buffer("gradient"), f.dtype, (f.filters, f.output_pixels), (BOX, K_TILE))
-        pixels = Windows.of(f).pixel_map(Buffer("x"), K_TILE)
+        windows = Windows.of(f)
+        pixels = windows.pixel_map(Buffer("x"), K_TILE)
         count = ceil_div(_k_tiles(f), config.part_slabs)
         product = KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_wgmma.cu",
                 problem=problem,
                 forward=f,
+                windows=windows,
                 config=config,
                 groups=groups_per_box(f) if f.groups > 1 else 1,
                 direct=direct,

@@ -11,12 +11,12 @@ import torch
 from escalade.device.nvrtc import compile_program
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.depthwise import RUNGS, DepthwiseConfig
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 
 

@@ -12,13 +12,13 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops.base.card import H200
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.depthwise_tile import RUNGS, TileConfig
 from tests.ops.conv2d.rungs.test_depthwise import depthwise, oblong
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 
 PROBLEMS = {

@@ -14,12 +14,12 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import HOPPER_SHARED, MIN_SHARED
 from escalade.ops.base.cards import typical_card
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.grouped import RUNGS, GroupedConfig
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 
 

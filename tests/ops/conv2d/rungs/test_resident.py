@@ -12,12 +12,12 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.resident import RUNGS, ResidentConfig
 from tests.support import TINY, Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 RUNG = RUNGS[0].on(TINY)
 
 

@@ -12,12 +12,12 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.rung import Config
 from escalade.ops.choose.choice import choose
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_narrow import RUNGS, Narrow, NarrowConfig
 from tests.support import check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 
 

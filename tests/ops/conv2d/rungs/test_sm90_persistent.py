@@ -14,12 +14,12 @@ from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.rung import Rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_persistent import RUNGS, PersistentConfig
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 LARGE = Conv2dProblem.square(128, 128, 28, 3, batch=256, dtype="fp16", layout="nhwc")
 

@@ -14,13 +14,13 @@ from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import HOPPER_SHARED, TWIN
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_planes import RUNGS, Planes, PlanesConfig
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from tests.support import check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 
 

@@ -15,14 +15,14 @@ from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical_card
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs import sm90_split
 from escalade.ops.conv2d.rungs.sm90_split import CONFIGS, SplitConfig
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from tests.support import TINY, Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = sm90_split.RUNGS
 LARGE = Conv2dProblem.square(128, 128, 28, 3, batch=256, layout="nhwc")
 SMALL_TILE = next(config for config in CONFIGS if (config.warpgroups, config.filters) == (1, 64))

@@ -13,13 +13,13 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import H200, HOPPER_SHARED
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_streamed_window import RUNGS, StreamedConfig, StreamedWindow
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (RUNG,) = RUNGS
 LARGE = Conv2dProblem.square(256, 256, 14, 3, batch=32, dtype="fp16", layout="nhwc")
 

@@ -16,12 +16,12 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical_card
 from escalade.ops.base.rung import Rung
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
-RUNGS = [Conv2d.ladder.rung(name) for name in ("tma_wgmma", "producer_consumer")]
+CONV2D = Conv2dOperation()
+RUNGS = [Conv2dOperation.ladder.rung(name) for name in ("tma_wgmma", "producer_consumer")]
 each_rung = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 LARGE = Conv2dProblem.square(128, 128, 28, 3, batch=256, dtype="fp16", layout="nhwc")
 

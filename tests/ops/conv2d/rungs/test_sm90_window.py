@@ -15,7 +15,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical_card
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_window import RUNGS, Window, WindowConfig, stages_of
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from escalade.ops.conv2d.rungs.window_tiling import WIDTHS, Tiling
@@ -23,7 +23,7 @@ from tests.device.twin.support import planted
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 (WINDOW,) = RUNGS
 SOURCE = "conv2d/sm90_window.cu"
 

@@ -11,11 +11,11 @@ import torch
 from escalade.ops import OPERATIONS
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import estimated
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from tests.support import check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
+CONV2D = Conv2dOperation()
 RUNG = CONV2D.ladder.rung("stem")
 FIRST = Conv2dProblem.square(
     3, 64, 224, 7, batch=256, stride=2, dtype="fp16", layout="nhwc", bias=True, relu=True

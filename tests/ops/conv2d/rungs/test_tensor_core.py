@@ -14,13 +14,13 @@ from escalade.device.twin import Order
 from escalade.ops import OPERATIONS
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
-from escalade.ops.conv2d import Conv2d, Conv2dProblem
+from escalade.ops.conv2d import Conv2dOperation, Conv2dProblem
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig
 from tests.support import check
 
 CPU = torch.device("cpu")
-CONV2D = Conv2d()
-FUSED = Conv2d.ladder.rung("fused_epilogue")
+CONV2D = Conv2dOperation()
+FUSED = Conv2dOperation.ladder.rung("fused_epilogue")
 DEEP = Conv2dProblem.square(
     64, 40, 7, 3, batch=1, dtype="fp16", layout="nhwc", bias=True, residual=True, relu=True
 )
@@ -42,7 +42,7 @@ def test_parts_are_added_up(splits: int, dtype: str, seed: int) -> None:
 
 
 def test_parts_of_split_operands_are_added_up(seed: int) -> None:
-    rung = Conv2d.ladder.rung("tensor_core_split")
+    rung = Conv2dOperation.ladder.rung("tensor_core_split")
     problem = replace(DEEP, dtype="fp32")
     check(CONV2D, rung, problem, in_parts(rung, problem, 4), CPU, seed)
 
@@ -113,7 +113,7 @@ def test_a_shortcut_is_read_within_its_bounds(seed: int) -> None:
 
 def test_shortcuts_that_no_copy_divides_are_refused() -> None:
     assert "no multiple" in str(FUSED.supports(replace(SHORTCUT, shortcut_channels=20)))
-    for rung in Conv2d.ladder:
+    for rung in Conv2dOperation.ladder:
         if not rung.supports_shortcut:  # type: ignore[attr-defined]
             problem = replace(SHORTCUT, dtype="fp32", layout="nchw")
             assert "this one has 64 channels" in str(rung.supports(problem))

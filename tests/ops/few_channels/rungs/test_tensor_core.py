@@ -12,7 +12,7 @@ from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.draw import Draw
 from escalade.ops.base.dtypes import STORAGE
-from escalade.ops.few_channels import FewChannels
+from escalade.ops.few_channels import FewChannelsOperation
 from escalade.ops.few_channels import problem as reference
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.few_channels.tensor_core import Product, TensorCore, TileConfig
@@ -20,7 +20,7 @@ from tests.ops.few_channels.definition import by_definition
 from tests.support import check
 
 CPU = torch.device("cpu")
-OPERATION = FewChannels()
+OPERATION = FewChannelsOperation()
 RUNGS = {"fp16": ("images_a_tile", "pooled"), "bf16": ("images_a_tile", "pooled"), "fp32": ("split_halves",)}
 
 

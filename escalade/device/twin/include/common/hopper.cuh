@@ -66,6 +66,12 @@ inline void tma_load_im2col(u32 destination, const TensorMap& map, u32 barrier, 
     const u16 taps[] = {tap_w, tap_h};
     twin::tensor_load(destination, map, barrier, at, 4, taps, 1u << twin::own_rank(), where);
 }
+inline void tma_load_im2col_5d(u32 destination, const TensorMap& map, u32 barrier, int c, int w, int h, int d, int n,
+                               u16 tap_w, u16 tap_h, u16 tap_d, TWIN_WHERE) {
+    const int at[] = {c, w, h, d, n};
+    const u16 taps[] = {tap_w, tap_h, tap_d};
+    twin::tensor_load(destination, map, barrier, at, 5, taps, 1u << twin::own_rank(), where);
+}
 inline void tma_load_2d(u32 destination, const TensorMap& map, u32 barrier, int x, int y, TWIN_WHERE) {
     const int at[] = {x, y};
     twin::tensor_load(destination, map, barrier, at, 2, nullptr, 1u << twin::own_rank(), where);
