@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -192,10 +193,10 @@ def _check(part: CopyPart, elements: int) -> None:
             f"a part from {part.x_begin} of x{part.source} to {part.y_first} up to {part.y_end} of y, which has "
             f"{elements} elements: parts must stay inside their buffers"
         )
-    inner = zip(part.sizes[1:], part.y_strides[1:], strict=True)
-    if part.y_strides[-1] < 1 or any(
-        outer < size * stride for outer, (size, stride) in zip(part.y_strides, inner, strict=False)
-    ):
+    steps = list(zip(part.sizes, part.y_strides, strict=True))
+    behind = list(accumulate(((size - 1) * stride for size, stride in reversed(steps)), initial=0))
+    """Elements from the first to the last one within each dimension, from the innermost."""
+    if any(stride <= extent for (_, stride), extent in zip(reversed(steps), behind, strict=False)):
         raise UnsupportedError(
             f"strides of {part.y_strides} along {part.sizes} in y: dimensions must be in descending order of "
             "strides, and elements must not overlap"

@@ -39,18 +39,21 @@ from escalade.ops.shared.pooling import empty_output, random_inputs
 
 
 MODES = ("constant", "reflect", "replicate", "circular")
+GRADIENTS = {mode: f"{mode}_gradient" for mode in MODES[1:]}
+"""Modes of gradients, which crop an image and add the pixels cut off to those that padding had copied them from."""
 
 
 @dataclass(frozen=True)
 class Pad2dProblem(ResizedImages, Named):
     """y[oh, ow] = x[oh - top, ow - left]; outside the image the mode decides, as in `torch.nn.functional.pad`.
 
-    A negative pad crops.
+    A negative pad crops. In the mode of a gradient all pads are those of the padding, negated.
     """
 
     NAME: ClassVar = NamePattern(
         "padding",
-        "{channels}_{height,width}_pad{pads}_b{batch}_{mode:constant|reflect|replicate|circular}[({value})]",
+        "{channels}_{height,width}_pad{pads}_b{batch}_"
+        "{mode:constant|reflect_gradient|reflect|replicate_gradient|replicate|circular_gradient|circular}[({value})]",
         value=Codec("[^)]+", float),
     )
 
@@ -64,11 +67,9 @@ class Pad2dProblem(ResizedImages, Named):
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
-    rounding = 0.0
-
     def __post_init__(self) -> None:
         check_problem("pad2d", self)
-        require("pad2d", "mode", self.mode, MODES)
+        require("pad2d", "mode", self.mode, (*MODES, *GRADIENTS.values()))
         sentence = refusal((self.height, self.width), self.pads, self.mode)
         if sentence:
             raise UnsupportedError(sentence)
@@ -87,11 +88,31 @@ class Pad2dProblem(ResizedImages, Named):
         return self.width + self.pads[2] + self.pads[3]
 
     @property
+    def adds(self) -> bool:
+        """True for a gradient."""
+        return self.mode in GRADIENTS.values()
+
+    @property
+    def mode_number(self) -> int:
+        """Place among all modes, gradients in the order of what they are gradients of."""
+        return (*MODES, *GRADIENTS.values()).index(self.mode)
+
+    @property
+    def rounding(self) -> float:
+        """A replicated pixel has the gradients of all its copies, a corner those of rows and columns."""
+        if not self.adds:
+            return 0.0
+        copies = (1 - min(self.pads[0], self.pads[1])) * (1 - min(self.pads[2], self.pads[3]))
+        return 2.0**-24 * math.sqrt(copies)
+
+    @property
     def flops(self) -> int:
-        return self.output_elements
+        return self.elements if self.adds else self.output_elements
 
     @property
     def bytes(self) -> int:
+        if self.adds:
+            return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
         rows, columns = self.height + _cut(self.pads[:2]), self.width + _cut(self.pads[2:])
         read = self.batch * self.channels * rows * columns
         return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
@@ -103,6 +124,12 @@ def _cut(pads: tuple[int, ...]) -> int:
 
 def refusal(size: tuple[int, int], pads: tuple[int, int, int, int], mode: str) -> str | None:
     """Return why such padding is invalid; None if it is valid."""
+    if mode in GRADIENTS.values():
+        if max(pads) > 0:
+            return f"pads of {pads} in mode {mode}: those of a gradient are negative"
+        cropped = size[0] + sum(pads[:2]), size[1] + sum(pads[2:])
+        top, bottom, left, right = pads
+        return refusal(cropped, (-top, -bottom, -left, -right), mode.removesuffix("_gradient"))
     most = {"reflect": 1, "circular": 0}
     for length, before, after in ((size[0], *pads[:2]), (size[1], *pads[2:])):
         if length + _cut((before, after)) < 1 or length + before + after < 1:
@@ -178,8 +205,8 @@ VECTORISED = Copies(
 
 class Runs(PacksRung[Pad2dProblem]):
     def supports(self, problem: Pad2dProblem) -> str | None:
-        if problem.layout != "nchw":
-            return f"{self.name} supports layout nchw, not {problem.layout}"
+        if problem.layout != "nchw" or problem.adds:
+            return f"{self.name} supports layout nchw and no gradients, not {problem.layout} in mode {problem.mode}"
         return self._packs(problem).unsupported(self.name, problem.name) or unsupported_pitch(
             self.name, problem
         )
@@ -213,6 +240,12 @@ RUNS = Runs(
 def padded(x: torch.Tensor, pads: tuple[int, int, int, int], mode: str, value: float) -> torch.Tensor:
     """Pad with PyTorch, whose pads begin with the last dimension."""
     top, bottom, left, right = pads
+    if mode in GRADIENTS.values():
+        n, c, h, w = x.shape
+        with torch.enable_grad():
+            cropped = x.new_zeros((n, c, h + top + bottom, w + left + right), requires_grad=True)
+            whole = F.pad(cropped, (-left, -right, -top, -bottom), mode.removesuffix("_gradient"))
+            return torch.autograd.grad(whole, cropped, x)[0]
     constant = {"value": value} if mode == "constant" else {}
     return F.pad(x, (left, right, top, bottom), mode, **constant)
 
@@ -232,8 +265,9 @@ class Pad2dOperation(Operation[Pad2dProblem]):
     problems = (
         Pad2dProblem(32, 64, 112, 112, (0, 1, 0, 1)),
         Pad2dProblem(8, 64, 256, 256, (1, 1, 1, 1), "reflect"),
+        Pad2dProblem(8, 64, 258, 258, (-1, -1, -1, -1), "reflect_gradient"),
     )
-    """Problems of `escalade ladder`: in front of a strided convolution, and a generator's reflection."""
+    """Problems of `escalade ladder`: before a strided convolution, and a generator's reflection with its gradient."""
     small_problems = (
         Pad2dProblem(2, 16, 5, 6, (0, 1, 2, 3)),
         Pad2dProblem(1, 5, 4, 7, (2, -1, -3, 1), value=-1.5),
@@ -244,6 +278,9 @@ class Pad2dOperation(Operation[Pad2dProblem]):
         Pad2dProblem(1, 1, 3, 700, (2, 0, 1, 3), "reflect"),
         Pad2dProblem(2, 5, 3, 2, (0, 1, -1, 0)),
         Pad2dProblem(2, 12, 3, 4, (1, 1, 1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
+        Pad2dProblem(2, 8, 9, 13, (-2, -3, -4, 0), "reflect_gradient"),
+        Pad2dProblem(1, 12, 9, 6, (-5, 0, -2, -3), "replicate_gradient"),
+        Pad2dProblem(1, 5, 11, 6, (-4, -3, 0, -3), "circular_gradient"),
     )
     """Small problems: every mode, constants, cropping, odd channels, rows of one pixel and of several CTAs, pitches."""
     dtypes = DTYPES
@@ -286,18 +323,19 @@ def pad2d(
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, *ctx.settings, _ = inputs
-    ctx.save_for_backward(x)
+    _, ctx.pads, ctx.mode, *_ = inputs
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """Use PyTorch's gradient. Padding is linear, so only the shape of x matters."""
-    (x,) = ctx.saved_tensors
-    pads, mode, value = ctx.settings
-    with torch.enable_grad():
-        shape = torch.zeros_like(x, requires_grad=True)
-        (grad_x,) = torch.autograd.grad(padded(shape, tuple(pads), mode, value), shape, gradient)
-    return grad_x, None, None, None, None
+    """Return the gradient by the same operator; in the mode of a gradient it pads."""
+    inverse = {"constant": "constant", **GRADIENTS, **{name: mode for mode, name in GRADIENTS.items()}}
+    return (
+        OPERATOR(gradient, tuple(-pad for pad in ctx.pads), inverse[ctx.mode], 0.0, None),
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 OPERATOR = define_planned("pad2d", _plan, "x: N C H W", setup=_setup, backward=_backward)

@@ -40,6 +40,7 @@ class FunctionalReader(FxReader):
             if isinstance(node.target, torch._ops.OpOverload) and node.target.name() in _ASSERTIONS:
                 module.graph.erase_node(node)
         _strided_views_to_reshapes(module.graph)
+        _complete_batch_norms(module.graph)
         _layers_to_images(module.graph)
         _adaptive_to_max_pools(module.graph)
         module.graph.eliminate_dead_code()
@@ -131,6 +132,45 @@ def _reshape_source(node: torch.fx.Node) -> torch.fx.Node | None:
             return None
     source: torch.fx.Node = bound["self"] if is_view else bound["src"]
     return source
+
+
+def _complete_batch_norms(graph: torch.fx.Graph) -> None:
+    """Give batch normalizations weight, bias and running statistics where they have none.
+
+    That of one image without running statistics is an instance norm, a group norm in plans.
+    """
+    aten = torch.ops.aten
+    with_running = aten._native_batch_norm_legit_functional.default
+    for node in list(graph.nodes):
+        if node.target is aten._native_batch_norm_legit.no_stats and _is_batch(node.args[0]):
+            x, weight, bias, *rest = node.args
+            mean, variance = (_per_channel(graph, node, x, number) for number in (0.0, 1.0))
+            node.target = with_running
+            node.args = (x, weight, bias, mean, variance, *rest)
+            node.meta["val"] = (*node.meta["val"], mean.meta["val"], variance.meta["val"])
+        if node.target is with_running and node.args[1] is None and node.args[2] is None:
+            filled = (_per_channel(graph, node, node.args[0], number) for number in (1.0, 0.0))
+            node.args = (node.args[0], *filled, *node.args[3:])
+        elif node.target is aten.native_batch_norm_backward.default and node.args[2] is None:
+            if node.args[3] is None and not _is_batch(node.args[1]):
+                continue
+            node.args = (*node.args[:2], _per_channel(graph, node, node.args[1], 1.0), *node.args[3:])
+
+
+def _is_batch(x: torch.fx.Node) -> bool:
+    return bool(x.meta["val"].shape[0] != 1)
+
+
+def _per_channel(
+    graph: torch.fx.Graph, before: torch.fx.Node, x: torch.fx.Node, number: float
+) -> torch.fx.Node:
+    """Return a vector of one number for the channels of x, in the dtype of statistics."""
+    value = x.meta["val"]
+    options = {"dtype": torch.promote_types(value.dtype, torch.float32), "device": value.device}
+    with graph.inserting_before(before):
+        vector = graph.call_function(torch.ops.aten.full.default, ([value.shape[1]], number), options)
+    vector.meta["val"] = value.new_full((value.shape[1],), number, dtype=options["dtype"])
+    return vector
 
 
 @dataclass(frozen=True)
@@ -299,12 +339,7 @@ class _Amax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
-        dims = [one % x.dim() for one in dim] or list(range(x.dim()))
-        with torch._C._AutoDispatchBelowAutograd():  # PyTorch's own
-            y = x.amax(dims, keepdim=True)
-        ctx.save_for_backward(x, y)
-        ctx.dims = dims
-        return y if keepdim else y.squeeze(dims)
+        return _extreme(ctx, torch.amax, x, dim, keepdim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -312,6 +347,83 @@ class _Amax(torch.autograd.Function):
         is_largest = x == y
         count = torch.where(is_largest, 1.0, 0.0).to(x.dtype).sum(ctx.dims, keepdim=True)
         return torch.where(is_largest, gradients[0].reshape(y.shape) / count, 0), None, None
+
+
+class _Amin(_Amax):
+    """Minimum, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        return _extreme(ctx, torch.amin, x, dim, keepdim)
+
+
+def _extreme(
+    ctx: Any, reduce: Callable[..., torch.Tensor], x: torch.Tensor, dim: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    dims = [one % x.dim() for one in dim] or list(range(x.dim()))
+    with torch._C._AutoDispatchBelowAutograd():  # PyTorch's own
+        y = reduce(x, dims, keepdim=True)
+    ctx.save_for_backward(x, y)
+    ctx.dims = dims
+    return y if keepdim else y.squeeze(dims)
+
+
+def _selected_gradient(
+    gradient: torch.Tensor, dim: int, indices: torch.Tensor, sizes: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    """Return the gradient of one element of each row, as of `max` along a dimension, without a scatter into zeros."""
+    if not sizes:
+        return gradient
+    if not keepdim:
+        gradient, indices = gradient.unsqueeze(dim), indices.unsqueeze(dim)
+    if indices.shape[dim] != 1 or sizes[dim] >= _FP32_INTEGERS:  # several elements, as of topk
+        return gradient.new_zeros(sizes).scatter(dim, indices, gradient)
+    places = torch.arange(sizes[dim], dtype=torch.float32, device=indices.device)
+    others = [1] * len(sizes)
+    others[dim] = sizes[dim]
+    return torch.where(places.reshape(others) == indices.to(torch.float32), gradient, 0)
+
+
+class _PadCircular(torch.autograd.Function):
+    """Circular padding, which PyTorch writes as copies into slices of an empty tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
+        ctx.pad = pad
+        for dim, before, after in _padded_dims(pad):
+            size = x.shape[dim]
+            edges = x.narrow(dim, size - before, before), x, x.narrow(dim, 0, after)
+            x = torch.cat([edge for edge in edges if edge.shape[dim]], dim)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (dx,) = gradients
+        for dim, before, after in _padded_dims(ctx.pad):
+            left, dx, right = dx.split([before, dx.shape[dim] - before - after, after], dim)
+            dx = _with_edges(dx, right, left, dim)
+        return dx, None
+
+
+def _with_edges(x: torch.Tensor, first: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
+    """Add values to the first and to the last elements of x along a dimension."""
+    size, ahead, behind = x.shape[dim], first.shape[dim], last.shape[dim]
+    if ahead + behind > size:  # one after the other
+        return _with_edges(
+            _with_edges(x, first, last.narrow(dim, 0, 0), dim), first.narrow(dim, 0, 0), last, dim
+        )
+    parts = [x.narrow(dim, ahead, size - ahead - behind)]
+    if ahead:
+        parts.insert(0, x.narrow(dim, 0, ahead) + first)
+    if behind:
+        parts.append(x.narrow(dim, size - behind, behind) + last)
+    return torch.cat([part for part in parts if part.shape[dim]], dim)
+
+
+def _padded_dims(pad: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return dimensions, counted from the last one, with the elements before and after."""
+    sides = zip(pad[::2], pad[1::2], strict=True)
+    return [(-1 - n, before, after) for n, (before, after) in enumerate(sides) if before or after]
 
 
 def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -368,6 +480,11 @@ def _avg_pool3d(
     (kernel, *sides), (step, *steps) = _triple(kernel_size), _triple(stride or kernel_size)
     pad, *pads = _triple(padding)
     pool, rest = torch.nn.functional.avg_pool2d, (ceil_mode, count_include_pad)
+    if x.dim() == _VOLUME_RANK and x.shape[1] == 1 and {*sides, *steps} == {1} and not any(pads):
+        # Windows over channels, as of local response normalization, slide along rows of [N, H, W, C].
+        images = x.squeeze(1).movedim(1, -1)
+        rows = pool(images, (1, kernel), (1, step), (0, pad), *rest, divisor_override)
+        return rows.movedim(-1, 1).unsqueeze(1)
     one = None if divisor_override is None else 1
     return _on_frames(
         x,
@@ -401,11 +518,18 @@ def _triple(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(value) if len(value) == 3 else tuple(value) * 3
 
 
+_FP32_INTEGERS = 2**24
+"""fp32 represents all integers up to this one."""
 # Their gradients are then of operators that there are kernels for.
 _INTO_KERNELS: Functions = {
     torch.ops.aten._weight_norm.default: _weight_norm,
     torch.ops.aten._prelu_kernel.default: _Prelu.apply,
     torch.ops.aten.amax.default: _Amax.apply,
+    torch.ops.aten.amin.default: _Amin.apply,
+    torch.ops.aten.max.default: _Amax.apply,
+    torch.ops.aten.min.default: _Amin.apply,
+    torch.ops.aten.value_selecting_reduction_backward.default: _selected_gradient,
+    torch.ops.aten._pad_circular.default: _PadCircular.apply,
     torch.ops.aten.glu.default: _glu,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
     torch.ops.aten.max_pool3d.default: _max_pool3d,

@@ -20,7 +20,7 @@ from escalade.engine.nodes.elementwise import Add, Gelu, Relu
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.losses import CrossEntropy, PointwiseLoss
 from escalade.engine.nodes.mlp import Mlp, MlpBackward, SqueezeExcite
-from escalade.engine.nodes.movement import Move
+from escalade.engine.nodes.movement import Move, SliceScatter
 from escalade.engine.nodes.norms import (
     GroupNorm,
     GroupNormBackward,
@@ -105,6 +105,7 @@ OPERATORS: tuple[Operator, ...] = (
     Convert(),
     Quantize(),
     FakeQuantize(),
+    SliceScatter(),
     Move(lambda name: BY_NAME[name]),
     SideOutput(lambda name: BY_NAME[name]),
     Aten(),

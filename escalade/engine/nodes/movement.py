@@ -13,7 +13,7 @@ import torch
 from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Node, dtype_name
 from escalade.engine.nodes.base import Layouts, Operator, Tensors, is_view_of
-from escalade.engine.nodes.lowering import NHWC, STORED, ElementMove, Forms, Lowered, Placement
+from escalade.engine.nodes.lowering import NHWC, OWN, STORED, ElementMove, Forms, Lowered, Placement
 from escalade.engine.nodes.signature import RESULT
 from escalade.ops.copy import COPY, MOST_PARTS, CopyPart, CopyProblem
 
@@ -34,11 +34,18 @@ def lower_moves(operator: Operator, node: Node, forms: Forms) -> Lowered | None:
         return None
     result = forms.value(node.name)
     constants = {
-        role: _constant_form(forms, name, result)[0]
+        role: OWN if forms.typed else _constant_form(forms, name, result)[0]
         for role, name in node.inputs.items()
         if forms.is_constant(name)
     }
     return Lowered(COPY, problem, constants, at_placements=at_placements)
+
+
+def _takes_constant(forms: Forms, name: str, result: Form) -> bool:
+    """Return True if a constant can be stored in the result's dtype; in a typed graph if it is."""
+    if forms.typed:
+        return forms.constant_type(name) == result.dtype and len(forms.sizes(name)) == 1
+    return NAMES.get(result.dtype) == forms.stored
 
 
 def _constant_form(forms: Forms, name: str, result: Form) -> tuple[str, Form]:
@@ -55,7 +62,7 @@ def _placed_problem(
     """Return the problem for values inside larger buffers, by role."""
     names = {**node.inputs, RESULT: node.name}
     constants = {role: name for role, name in node.inputs.items() if forms.is_constant(name)}
-    if constants and (forms.typed or NAMES.get(forms.value(node.name).dtype) != forms.stored):
+    if any(not _takes_constant(forms, name, forms.value(node.name)) for name in constants.values()):
         return None
     operands = {
         role: replace(forms.value(name), pitch=placements[role].pitch if role in placements else 0)
@@ -176,6 +183,81 @@ class Move(Operator):
         """Return a node that copies a value."""
         attributes = {"layout": form.layout, "nodes": (), "copy": True}
         return cls.node(name, {"x0": value}, attributes, form.shape, dtype_name(form.dtype))
+
+
+Box = tuple[range, ...]
+"""Indices along each dimension."""
+
+
+class SliceScatter(Operator):
+    """x1, x2, … at disjoint boxes of a value; the rest is that of x0.
+
+    A box is a slice, with a step, of every dimension. Inputs in `rows` are rows of one number, which fill what they
+    are for.
+    """
+
+    name = "slice_scatter"
+    preferred_layout = None
+    values = SOURCES
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x0 = inputs["x0"]
+        y = (x0[:1] if "x0" in node.attributes["rows"] else x0).expand(node.shape).clone()  # type: ignore[arg-type]
+        for number, box in enumerate(node.attributes["boxes"], 1):
+            part = inputs[f"x{number}"]
+            y[as_slices(box)] = part[0] if f"x{number}" in node.attributes["rows"] else part
+        return y
+
+    def element_moves(
+        self, node: Node, inputs: Tensors, result: torch.Tensor
+    ) -> Sequence[ElementMove] | None:
+        rows, boxes = node.attributes["rows"], node.attributes["boxes"]
+        moves = []
+        for number, box in enumerate(boxes, 1):
+            target, part = result[as_slices(box)], inputs[f"x{number}"]
+            moves.append(ElementMove(_filling(part, target) if f"x{number}" in rows else part, target))
+        for box in uncovered(boxes, node.shape):  # type: ignore[arg-type]
+            target, x0 = result[as_slices(box)], inputs["x0"]
+            moves.append(ElementMove(_filling(x0, target) if "x0" in rows else x0[as_slices(box)], target))
+        return moves if len(moves) <= MOST_PARTS else None
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        return lower_moves(self, node, forms)
+
+    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
+        return dict.fromkeys(node.attributes["rows"], OWN)
+
+
+def as_slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(one.start, one[-1] + 1, one.step) for one in box)
+
+
+def uncovered(boxes: Sequence[Box], sizes: Sequence[int]) -> list[Box]:
+    """Return disjoint boxes that cover what the given ones leave of a tensor."""
+    if not boxes:
+        return [tuple(map(range, sizes))]
+    if not sizes:
+        return []
+    step = math.lcm(*(box[0].step for box in boxes))
+    found = []
+    for phase in range(min(step, sizes[0])):
+        indices = range(phase, sizes[0], step)
+        inside = [frozenset(n for n, box in enumerate(boxes) if index in box[0]) for index in indices]
+        first = 0
+        for end in range(1, len(indices) + 1):
+            if end < len(indices) and inside[end] == inside[first]:
+                continue
+            rest = uncovered([boxes[n][1:] for n in sorted(inside[first])], sizes[1:])
+            found += [(indices[first:end], *box) for box in rest]
+            first = end
+    return found
+
+
+def _filling(row: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a view of a row of one number in the shape of a target; where that is contiguous, the view is too."""
+    sides = zip(target.shape, target.stride(), strict=True)
+    steps = [int(size > 1 and stride == 1) for size, stride in sides]
+    return row.as_strided(target.shape, steps)
 
 
 # PyTorch operators that move elements without returning a view.

@@ -30,7 +30,7 @@ from escalade.engine.nodes.signature import (
 from escalade.engine.nodes.views import on_sequences
 from escalade.ops.base.dtypes import DTYPES
 from escalade.ops.convert import CONVERT, ConvertProblem, reach
-from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, padded, refusal
+from escalade.ops.pad2d import GRADIENTS, MODES, PAD2D, Pad2dProblem, padded, refusal
 from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, PixelShuffleProblem, shuffled
 
 _PADDING_MODES = {
@@ -40,6 +40,10 @@ _PADDING_MODES = {
     "replication_pad1d": "replicate",
     "replication_pad2d": "replicate",
     "_pad_circular": "circular",
+    "reflection_pad1d_backward": "reflect_gradient",
+    "reflection_pad2d_backward": "reflect_gradient",
+    "replication_pad1d_backward": "replicate_gradient",
+    "replication_pad2d_backward": "replicate_gradient",
 }
 """Modes by the names of PyTorch's operators."""
 _MAX_PAD = 2**24
@@ -50,7 +54,7 @@ def _are_pads(value: Any) -> bool:
 
 
 class Pad2d(Operator):
-    """Padded image: constant, reflected, replicated or circular."""
+    """Padded image: constant, reflected, replicated or circular; or the gradient of one, with negated pads."""
 
     name = "pad2d"
     preferred_layout = None
@@ -58,7 +62,7 @@ class Pad2d(Operator):
         {"x": IMAGE},
         {
             "pads": Attribute("four whole numbers", _are_pads),
-            "mode": one_of(*MODES),
+            "mode": one_of(*MODES, *GRADIENTS.values()),
             "value": Attribute("a number", is_real),
         },
     )
@@ -68,17 +72,20 @@ class Pad2d(Operator):
         mode = _PADDING_MODES.get(node.calls) or call("mode", "constant")
         matcher = partial(self._match_image, mode)
         is_sequence = len(node.shape) == 3 and len(call("pad") or call("padding")) == 2
-        return (on_sequences(matcher, "self") if is_sequence else matcher)(node, call, graph)
+        x = "grad_output" if mode in GRADIENTS.values() else "self"
+        return (on_sequences(matcher, x) if is_sequence else matcher)(node, call, graph)
 
     def _match_image(self, mode: str, node: Node, call: AtenCall, graph: Graph) -> Match:
-        x, given, value = call.value("self"), call("pad") or call("padding"), call("value", 0.0)
+        is_gradient = mode in GRADIENTS.values()
+        x = call.value("grad_output" if is_gradient else "self")
+        given, value = call("pad") or call("padding"), call("value", 0.0)
         if x is None or len(node.shape) != 4 or not node.is_floating or not is_real(value):
             return None
-        if mode not in MODES or not isinstance(given, tuple) or any(given[4:]):
+        if not (mode in MODES or is_gradient) or not isinstance(given, tuple) or any(given[4:]):
             return None
         if not all(type(pad) is int for pad in given):
             return None
-        left, right, top, bottom = (*given, 0, 0, 0, 0)[:4]
+        left, right, top, bottom = (-pad if is_gradient else pad for pad in (*given, 0, 0, 0, 0)[:4])
         pads = (top, bottom, left, right)
         height, width = graph.shape_of(x)[2:]
         if not (type(height) is type(width) is int) or refusal((height, width), pads, mode):

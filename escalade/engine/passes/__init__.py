@@ -66,6 +66,7 @@ from escalade.engine.passes.step_convolutions import (
 from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
 from escalade.engine.passes.step_permutes import sink_step_permutes
 from escalade.engine.passes.step_recompute import recompute_in_gradients
+from escalade.engine.passes.step_slices import scatter_slices
 from escalade.engine.passes.views import (
     keep_sequences_as_images,
     pool_channels_last,
@@ -142,6 +143,7 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
     ("shuffles", recognize_shuffles),  # before their permutations move
     ("stacks", join_gradients),
+    ("slices", scatter_slices),
     ("permutes", sink_step_permutes),
     ("biases", fuse_biases),
     ("fused_casts", fuse_casts),

@@ -232,6 +232,8 @@ def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
     value, source, dimension = call.value("self"), call.value("src"), call("dim", 0)
     if value is None or source is None or call("step", 1) != 1 or not isinstance(dimension, int):
         return None
+    if graph.typed and dtype_name(graph.dtype_of(source)) != node.dtype:
+        return None
     dimension %= len(node.shape)
     size, length, start = node.shape[dimension], graph.shape_of(source)[dimension], call("start", 0)
     if graph.shape_of(source) == node.shape:
@@ -301,7 +303,7 @@ def join_gradients(graph: Graph) -> None:
         node = graph.nodes.get(name)
         if not _is_sum(node) or name in graph.outputs:
             continue
-        terms = _terms(graph, node)
+        terms = sum_terms(graph, node)
         if any(dtype_name(graph.dtype_of(term)) != node.dtype for term in terms):
             continue
         joined = _joined(graph, node, terms, node.shape)
@@ -321,13 +323,15 @@ def _is_sum(node: Node | None) -> TypeGuard[Node]:
     return Add.matches(node) and not node.attributes["relu"]
 
 
-def _terms(graph: Graph, node: Node) -> list[str]:
-    """Return the values that a sum adds, including those of sums that only it reads."""
+def sum_terms(graph: Graph, node: Node) -> list[str]:
+    """Return the values that a sum adds, including those of sums that only it reads; none for any other node."""
+    if not _is_sum(node):
+        return []
     terms = []
     for name in node.inputs.values():
         inner = graph.nodes.get(name)
         if _is_sum(inner) and inner.dtype == node.dtype and graph.only_user(name) is not None:
-            terms += _terms(graph, inner)
+            terms += sum_terms(graph, inner)
         else:
             terms.append(name)
     return terms
@@ -353,7 +357,7 @@ def _joined(graph: Graph, before: Node, terms: Sequence[str], shape: Shape) -> s
                 joined.append(_concatenation(graph, before, shape, dimension, spans))
         else:
             rest += names
-    return _sum(graph, before, [*joined, *rest], shape) if joined else None
+    return summed(graph, before, [*joined, *rest], shape) if joined else None
 
 
 def _interleaved(
@@ -394,7 +398,7 @@ def _concatenation(
         if end > first:
             part = _with_size(shape, dimension, end - first)
             terms = [view(graph, before, source, part) for source in sources]
-            parts.append(_joined(graph, before, terms, part) or _sum(graph, before, terms, part))
+            parts.append(_joined(graph, before, terms, part) or summed(graph, before, terms, part))
         reached = end
     if len(parts) == 1:
         return parts[0]
@@ -414,7 +418,8 @@ def _zeros(graph: Graph, before: Node, shape: Shape, like: str) -> str:
     return graph.add(zeros, before=before.name)
 
 
-def _sum(graph: Graph, before: Node, names: Sequence[str], shape: Shape) -> str:
+def summed(graph: Graph, before: Node, names: Sequence[str], shape: Shape) -> str:
+    """Return a sum of values, adding nodes before `before`."""
     total, *others = names
     for other in others:
         inputs = {"x": total, "residual": other}

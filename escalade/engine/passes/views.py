@@ -14,7 +14,7 @@ from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
-from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.pointwise import Pointwise, broadcast
 from escalade.engine.nodes.pools import AvgPool2d, MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.reduce import Reduce, are_adjacent
@@ -297,6 +297,11 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
             return
         inputs[role] = value
     shape = kind.image_shape(node.shape)
+    if (
+        operator_of(node).expression(node) is not None
+        and broadcast(map(graph.shape_of, inputs.values())) != shape
+    ):
+        return  # an operand is broadcast along one of the dimensions that the image merges
     on_image = replace(node, name=f"{node.name}_image", inputs=inputs, attributes=attributes, shape=shape)
     image = graph.add(on_image, before=node.name)
     graph.nodes[node.name] = kind.on(graph, node, image)

@@ -9,7 +9,7 @@
 #include "pad2d/beyond.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-constexpr int MODE = 0;  // ("constant", "reflect", "replicate", "circular").index(problem.mode)
+constexpr int MODE = 0;  // problem.mode_number: place in MODES
 #endif
 
 struct Padded {

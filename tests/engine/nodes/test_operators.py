@@ -217,6 +217,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "volume_shuffle": lambda: Example(nn.ConvTranspose3d(8, 1, 2, 2), (8, 1, 1, 1), "fp16"),
     "mlp": lambda: Example(_chain(), (16,), "fp16"),
     "mlp_backward": lambda: Example(FusedSpectralAutoencoder(8, 2, 4), (16,), in_step=True),
+    "slice_scatter": lambda: Example(
+        nn.Sequential(nn.Linear(8, 8), Call(lambda x: x[:, ::3, 1:-1] * 2)), (6, 8), in_step=True
+    ),
     "move": lambda: Example(Call(lambda x: torch.softmax(x.transpose(1, 2), -1)), (6, 5), "fp32"),
     "convert": lambda: Example(nn.Conv2d(8, 8, 1), (8, 5, 5), "fp16"),
     "fake_quantize": lambda: Example(

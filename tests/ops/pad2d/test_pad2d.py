@@ -33,6 +33,8 @@ def test_names_are_stable() -> None:
         ({"pads": (5, 0, 0, 0), "mode": "reflect"}, "pads of 5 and 0 in mode"),
         ({"pads": (0, 0, 8, 0), "mode": "circular"}, "pads of 8 and 0 in mode"),
         ({"pads": (-1, 0, 0, 0), "mode": "replicate"}, "only mode constant supports negative pads"),
+        ({"pads": (1, 0, 0, 0), "mode": "reflect_gradient"}, "those of a gradient are negative"),
+        ({"pads": (-3, 0, 0, 0), "mode": "reflect_gradient"}, "pads of 3 and 0 in mode reflect exceed the 2"),
         ({"mode": "reflect", "value": 1.0}, "only mode constant has one"),
         ({"value": float("nan")}, "only mode constant has one"),
     ],
@@ -50,6 +52,10 @@ def test_the_operator_is_pytorchs_and_has_its_gradient(mode: str) -> None:
     (gradient,) = torch.autograd.grad(ours.square().sum(), x)
     (expected,) = torch.autograd.grad(theirs.square().sum(), x)
     torch.testing.assert_close(gradient, expected)
+    if mode != "constant":  # the gradient of a gradient pads
+        g = torch.randn(1, 8, 8, 10, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        (padded,) = torch.autograd.grad(pad2d(g, (-3, 0, -1, -2), f"{mode}_gradient"), g, x.detach())
+        assert torch.equal(padded, theirs)
     with pytest.raises(UnsupportedError, match="left and right"):
         pad2d(x, (1, 2))
 
