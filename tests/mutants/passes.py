@@ -438,5 +438,4 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         _ATTENTION,
     ),
-    _of("stacks", "interleaved-parts-one-after-another", "step * inner", "inner", "test_typed.py"),
 )

@@ -282,16 +282,12 @@ def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
 
 @dataclass(frozen=True)
 class _PaddedGradient:
-    """The gradient of the range from `first` to `end` in one dimension, padded with zeros to the whole value.
-
-    With a step, the range is in the dimension of `step` items that each item of a part is one of.
-    """
+    """The gradient of the range from `first` to `end` in one dimension, padded with zeros to the whole value."""
 
     source: str
     dimension: int
     first: int
     end: int
-    step: int = 1
 
 
 def join_gradients(graph: Graph) -> None:
@@ -342,47 +338,18 @@ def _joined(graph: Graph, before: Node, terms: Sequence[str], shape: Shape) -> s
     gradients = {name: _padded_gradient(graph, name, before.dtype) for name in terms}
     rest = [name for name in terms if gradients[name] is None]
     joined = []
-    kinds = dict.fromkeys((one.dimension, one.step) for one in gradients.values() if one is not None)
-    for dimension, step in kinds:
+    for dimension in dict.fromkeys(one.dimension for one in gradients.values() if one is not None):
         spans: dict[tuple[int, int], list[str]] = {}
         names = []
         for name in terms:
-            if (one := gradients[name]) is not None and (one.dimension, one.step) == (dimension, step):
+            if (one := gradients[name]) is not None and one.dimension == dimension:
                 spans.setdefault((one.first, one.end), []).append(one.source)
                 names.append(name)
         if len(names) > 1 and all(end <= first for (_, end), (first, _) in pairwise(sorted(spans))):
-            if step > 1:
-                joined.append(_interleaved(graph, before, shape, dimension, step, spans))
-            else:
-                joined.append(_concatenation(graph, before, shape, dimension, spans))
+            joined.append(_concatenation(graph, before, shape, dimension, spans))
         else:
             rest += names
     return summed(graph, before, [*joined, *rest], shape) if joined else None
-
-
-def _interleaved(
-    graph: Graph,
-    before: Node,
-    shape: Shape,
-    dimension: int,
-    step: int,
-    spans: Mapping[tuple[int, int], Sequence[str]],
-) -> str:
-    """Return the sum of gradients of every `step`-th item, given by the first one."""
-    items = shape[dimension]
-    assert isinstance(items, int)
-    part = _with_size(shape, dimension, items // step)
-    # Items in turn are the next dimension one after another.
-    *_, inner = rows = (*part, 1) if dimension == len(shape) - 1 else part[: dimension + 2]
-    assert isinstance(inner, int)
-    whole = (*rows[:-1], step * inner, *part[len(rows) :])
-    sums = {
-        (first * inner, end * inner): [
-            _joined(graph, before, sources, part) or _sum(graph, before, sources, part)
-        ]
-        for (first, end), sources in spans.items()
-    }
-    return view(graph, before, _concatenation(graph, before, whole, dimension + 1, sums), shape)
 
 
 def _concatenation(
@@ -444,10 +411,7 @@ def _padded_gradient(graph: Graph, name: str, dtype: str) -> _PaddedGradient | N
     length = 1 if is_item else graph.shape_of(source)[dimension]
     if not (isinstance(size, int) and isinstance(first, int) and isinstance(length, int)):
         return None
-    step = call("step", 1)
-    if step > 1 and not is_item and size % step == 0 and length == size // step and 0 <= first < step:
-        return _PaddedGradient(source, dimension, first, first + 1, step)
-    if not length or step != 1:
+    if not length or call("step", 1) != 1:
         return None
     first = min(max(first + size if first < 0 else first, 0), size)
     return _PaddedGradient(source, dimension, first, first + length)

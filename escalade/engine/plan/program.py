@@ -93,8 +93,8 @@ class MultiOutputCalls:
     def _checked(self, result: torch.Tensor | None, node: Node) -> torch.Tensor:
         if result is None:
             raise OperatorError(
-                f"PyTorch's {operator_of(node).title(node)} returned None for result {node.attributes['result']}, which "
-                "was a tensor when the model was captured"
+                f"PyTorch's {operator_of(node).title(node)} returned None for result {node.attributes['result']}, "
+                "which was a tensor when the model was captured"
             )
         if not self._typed:  # a graph that may be from a file
             require_result(node, result, self._home)

@@ -284,17 +284,7 @@ def _nested(p: Model, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([left, torch.cat([top[..., 2:], bottom[..., 2:].exp()], 2)], 3) + y.sin()
 
 
-def _interleaved(p: Model, x: torch.Tensor) -> torch.Tensor:
-    """Every second row and column, of which one of four is read twice, and every third column but the first."""
-    y, z = p.conv(x), p.other(x)
-    a, b, c, d = (y[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1))
-    thirds = z[..., 1::3].tanh() * z[..., 2::3]
-    return (a.tanh() * b + c * d.sin() + c).repeat(1, 1, 2, 2) + thirds.repeat(1, 1, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("run", "padded"), [(_heads, 0), (_items, 0), (_gaps, 1), (_nested, 0), (_interleaved, 0)]
-)
+@pytest.mark.parametrize(("run", "padded"), [(_heads, 0), (_items, 0), (_gaps, 1), (_nested, 0)])
 def test_gradients_of_parts_are_joined(run: Callable[..., torch.Tensor], padded: int) -> None:
     """No gradient of a part is padded, except one that nothing is added to."""
     _, joint = joint_of(run)
