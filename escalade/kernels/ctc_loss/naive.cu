@@ -9,17 +9,16 @@
 // The foot of the ladder: one CTA per sequence, one thread per state, one barrier per step. Limiter: the latency of a step,
 // of loads from L1 and L2 and three exponentials in a row.
 #include "common/ptx.cuh"
+#include "common/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 constexpr int BLANK = 0;                // problem.blank
 constexpr bool ZERO_INFINITY = false;  // problem.zero_infinity: targets that no path spells have loss 0
 #endif
 
-constexpr float INFINITE = __builtin_huge_valf();
-
 __device__ __forceinline__ float log_sum(float a, float b, float c) {
     const float largest = fmaxf(fmaxf(a, b), c);
-    if (largest == -INFINITE) return a + b + c;  // a NaN among them stays
+    if (largest == minus_infinity()) return a + b + c;  // a NaN among them stays
     return largest + logf(expf(a - largest) + expf(b - largest) + expf(c - largest));
 }
 
@@ -40,7 +39,7 @@ struct States {
     }
 };
 
-__device__ __forceinline__ float at(const float* row, int label) { return label < 0 ? __builtin_nanf("") : row[label]; }
+__device__ __forceinline__ float at(const float* row, int label) { return label < 0 ? __int_as_float(0x7FFFFFFF) : row[label]; }
 
 extern "C" __global__ void ctc_loss_naive(
     const float* x, const long long* targets, const long long* input_lengths, const long long* target_lengths, float* y,
@@ -60,23 +59,23 @@ extern "C" __global__ void ctc_loss_naive(
         const float* before = alpha + 1LL * (step - 1) * width;
         for (int state = threadIdx.x; state < states.count; state += blockDim.x) {
             const float own = at(x + row(step), states.label(state));
-            float ways = state < 2 ? 0.f : -INFINITE;
+            float ways = state < 2 ? 0.f : minus_infinity();
             if (step > 0)
                 ways = log_sum(
-                    before[state], state > 0 ? before[state - 1] : -INFINITE,
-                    states.skips(state - 2, state) ? before[state - 2] : -INFINITE
+                    before[state], state > 0 ? before[state - 1] : minus_infinity(),
+                    states.skips(state - 2, state) ? before[state - 2] : minus_infinity()
                 );
             alpha[1LL * step * width + state] = ways + own;
         }
         __syncthreads();
     }
 
-    float cost = length == 0 ? 0.f : INFINITE;
+    float cost = length == 0 ? 0.f : -minus_infinity();
     if (used > 0) {
         const float* last = alpha + 1LL * (used - 1) * width + states.count - 1;
-        cost = -log_sum(last[0], length > 0 ? last[-1] : -INFINITE, -INFINITE);
+        cost = -log_sum(last[0], length > 0 ? last[-1] : minus_infinity(), minus_infinity());
     }
-    const bool ignored = ZERO_INFINITY && cost == INFINITE;
+    const bool ignored = ZERO_INFINITY && cost == -minus_infinity();
     if (threadIdx.x == 0) loss[sequence] = ignored ? 0.f : cost;
 
     for (int step = steps - 1; step >= 0; --step) {
@@ -88,11 +87,11 @@ extern "C" __global__ void ctc_loss_naive(
         float* now = beta + step % 2 * width;
         const float* next = beta + (step + 1) % 2 * width;
         for (int state = threadIdx.x; state < states.count; state += blockDim.x) {
-            float ways = state + 2 < states.count ? -INFINITE : 0.f;
+            float ways = state + 2 < states.count ? minus_infinity() : 0.f;
             if (step + 1 < used)
                 ways = log_sum(
-                    next[state], state + 1 < states.count ? next[state + 1] : -INFINITE,
-                    states.skips(state, state + 2) ? next[state + 2] : -INFINITE
+                    next[state], state + 1 < states.count ? next[state + 1] : minus_infinity(),
+                    states.skips(state, state + 2) ? next[state + 2] : minus_infinity()
                 );
             now[state] = ways + at(x + row(step), states.label(state));
         }
