@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,28 @@ def test_one_copy_joins_gradients_of_slices() -> None:
     (scatter,) = (step for step in plan.steps if step.node.op == "slice_scatter")
     assert scatter.choice is not None and len(scatter.choice.problem.parts) == 4
     assert not any(step.node.op == "add" for step in plan.steps)
+
+
+@pytest.mark.parametrize(
+    ("filters", "size", "padding", "device"),
+    [(3, 7, (0, 0), "cpu"), (1, (8, 7), (4, 2), "cpu"), (6, 3, 1, "twin")],
+)
+def test_few_filters_change_roles_with_channels(filters: int, size: Any, padding: Any, device: str) -> None:
+    """A layer of few filters has the weight gradient of one of few channels, with flipped filters."""
+
+    def layers() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, filters, size, padding=padding))
+
+    model, expected, x = layers(), layers(), torch.randn(2, 4, 12, 11)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = lambda y: y.float().square().mean()  # noqa: E731
+    plan = plan_training_step(model, loss, optimizer, (x,), "fp16", H200)
+    problems = [step.lowered.problem for step in plan.steps if step.node.op == "conv2d_weight_gradient"]  # type: ignore
+    assert (filters, 8) in [(one.forward.channels, one.forward.filters) for one in problems]
+    assert not [step for step in plan.fallbacks if step.node.calls == "flip"]
+    torch.testing.assert_close(_losses(model, device, x), _losses(expected, "eager", x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("boxes", [
