@@ -386,7 +386,7 @@ class InRegisters(Rung[GroupNormProblem, SpanConfig]):
 
     def estimate(self, problem: GroupNormProblem, config: SpanConfig) -> float:
         p = _seen(problem)
-        return _held_us(self.card, p, _span(p, config), p.batch, config.threads)
+        return _held_us(self.card, p, _span(p, config), p.batch, config.threads) - _EXCHANGE_US
 
     def recipe(self, problem: GroupNormProblem, config: SpanConfig) -> Recipe:
         p = _seen(problem)
@@ -500,9 +500,7 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
 
     def estimate(self, problem: GroupNormProblem, config: ClusterConfig) -> float:
         p = _seen(problem)
-        return (
-            _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads) + _EXCHANGE_US
-        )
+        return _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads)
 
     def recipe(self, problem: GroupNormProblem, config: ClusterConfig) -> Recipe:
         p = _seen(problem)

@@ -134,6 +134,8 @@ _COSTLY = ("var", "logsumexp")
 _LINE_BYTES = 128
 _IN_FLIGHT = 4
 """Most accesses in flight per thread."""
+_FEW_THREADS = 256
+"""Threads per SM below which more of them share the rows of a result."""
 _BUSY_THREADS = 1024
 """Threads per SM with `_IN_FLIGHT` accesses each that have 64 KB in flight."""
 _X, _Y, _PARTIAL = Buffer("x"), Buffer("y"), Buffer("partial", optional=True)
@@ -296,7 +298,7 @@ class Columns(Rung[ReduceProblem, ColumnsConfig]):
         width = next((one for one in widths if p.batch * ceil_div(across, one) >= sms), widths[-1])
         threads = next((one for one in _THREADS if p.reduced // (one // width) <= _MOST_ROWS), _THREADS[-1])
         few = p.batch * ceil_div(across, width) * threads < _BUSY_THREADS * sms
-        if few and p.kind not in _INDEX_KINDS:
+        if p.batch * ceil_div(across, width) * threads < _FEW_THREADS * sms and p.kind not in _INDEX_KINDS:
             threads = max(threads, _THREADS[1])  # 2.5 us instead of 2.9 for 64 x 4096 at batch 16
         split = self._split(p, widths[0], across)
         best = self._whole(p, threads, width)

@@ -44,5 +44,7 @@ def failure_reason(error: Exception) -> str:
 
 def _others_hold_memory() -> bool:
     """Return True if other processes occupy a noticeable part of the GPU's memory."""
+    if not torch.cuda.is_initialized():
+        return False
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved() > _SHARE_OF_OTHERS * total

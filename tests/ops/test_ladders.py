@@ -309,7 +309,8 @@ def test_an_operation_is_complete(operation: Operation[Any]) -> None:
     for problem in (*operation.problems, *operation.small_problems):
         parsed = operation.parse(problem.name)
         assert dataclasses.replace(parsed, dtype=problem.dtype, layout=problem.layout) == problem
-        assert any(rung.supports(problem) is None for rung in operation.ladder), (
+        forms = [dataclasses.replace(problem, layout=layout) for layout in operation.layouts]
+        assert any(rung.supports(form) is None for rung in operation.ladder for form in forms), (
             f"no rung does {problem.name}"
         )
     assert len({problem.name for problem in operation.problems}) == len(operation.problems)

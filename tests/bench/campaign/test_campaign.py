@@ -288,6 +288,7 @@ def test_what_finds_too_little_memory_beside_other_processes_is_measured_without
     monkeypatch.setattr(runner, "workers_for", lambda states: workers)
     monkeypatch.setattr(registry, "units", lambda: units)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (100 - held[0], 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
@@ -310,6 +311,7 @@ def test_what_is_too_large_for_an_empty_card_has_failed(
         raise torch.OutOfMemoryError("CUDA out of memory")
         yield []
 
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (99, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     campaign = Campaign(tmp_path, unit("huge", measure=huge))

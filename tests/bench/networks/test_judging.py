@@ -109,7 +109,7 @@ def test_every_result_is_judged_by_its_own_size_and_their_number_counts() -> Non
     assert known.judge((large.float(), small.float()))[1] == ""
     error, failure = known.judge((large, 1.001 * small))
     assert failure.startswith("result 1: its error is 1.00e-03") and error == pytest.approx(1e-6, rel=0.1)
-    assert "it has 1 results, not 2" in known.judge((large,))[1]
+    assert "it has 1 result, not 2" in known.judge((large,))[1]
     assert known.tolerance == pytest.approx(4e-7)
 
 

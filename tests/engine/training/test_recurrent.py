@@ -13,7 +13,6 @@ from torch import nn
 import escalade
 from escalade.engine.nodes import aten, recurrent
 from escalade.engine.nodes.aten import results_of
-from escalade.engine.plan import program
 from escalade.engine.training import planned
 from escalade.engine.training.step import plan_training_step
 from tests.engine.training.test_loops import Batch, follow
@@ -141,8 +140,7 @@ def test_an_engine_calls_an_operator_once_for_all_its_results(monkeypatch: pytes
         called.append(target)
         return results_of(target, *given)
 
-    for module in (program, aten):
-        monkeypatch.setattr(module, "results_of", logged)
+    monkeypatch.setattr(aten, "results_of", logged)
     model, x = nn.GRU(6, 8, batch_first=True), torch.randn(4, 5, 6)
     engine = escalade.compile(model, x, device="twin")
     called.clear()

@@ -195,7 +195,9 @@ def test_planes_that_are_not_averaged_as_a_whole_are_summed_by_columns() -> None
     outputs = ((1, 1), (1, 2), (7, 7))
     chosen = [choose(OPERATIONS["adaptive_avg_pool2d"], replace(PLAIN, output=one), CPU) for one in outputs]
     assert [one.rung.name for one in chosen] == ["lanes", "column_sums", "column_sums"]
-    assert {one.config.as_dict()["splits"] for one in chosen[1:]} == {1}
+    assert [one.config.as_dict()["splits"] for one in chosen[1:]] == [4, 1], "few threads share columns"
+    many = choose(OPERATIONS["adaptive_avg_pool2d"], replace(PLAIN, batch=1024, output=(1, 2)), CPU)
+    assert many.config.as_dict()["splits"] == 1
 
 
 def test_rows_wider_than_shared_memory_are_left_to_another_rung() -> None:

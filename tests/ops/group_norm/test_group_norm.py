@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_said() -> None:
         ("256_56_b32_g32", "clustered"),
         ("64_256_b8_g64", "split"),
         ("64_56_b32_g1", "split"),
-        ("2048_8_b1_g1", "clustered"),
+        ("512_8_b1_g1", "clustered"),
         ("5001_2_b1_g1", "naive"),
     ],
 )

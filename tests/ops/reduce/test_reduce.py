@@ -115,7 +115,7 @@ def test_columns_that_fill_the_card_take_one_launch() -> None:
     for name, dtype, expected in (
         ("sum_64x4096_b1024", "fp32", (128, 4, 32)),
         ("sum_64x4096_b16", "fp32", (128, 4, 32)),
-        ("sum_64x4096_b2", "fp32", (128, 4, 8)),  # wider CTAs would leave SMs idle
+        ("sum_64x4096_b2", "fp32", (256, 2, 8)),  # wider CTAs would leave SMs idle
         ("max_256x1024_b16", "fp32", (256, 4, 16)),  # 128 threads would read 32 rows each
     ):
         config = rung.configs(ReduceProblem.parse(name, dtype))[0].as_dict()
