@@ -135,7 +135,6 @@ def _names() -> tuple[str, ...]:
         "autotune/resnet18/b32/fp16",
         "autotune/resnet18/b1/fp16",
         "autotune/resnet18/b256/fp16",
-        "autotune/resnet50/b32/fp16",
     )
 
 
