@@ -36,8 +36,9 @@ BAND_CYCLES = 1500.0
 LOADED = {"fp32": 0.5}
 """Share of copy bandwidth reached by loads into registers, in fp32 including the split: an H200 took 50 to 57 us for
 136 MB in fp16, 101 to 104 for 270 in TF32, 130 to 135 in fp32."""
-STRIDED = 2.7
-"""Factor on the time with a stride, whose windows begin anywhere in a row: 3to32_224_k3s2 at batch 64, 78 us."""
+HALVES, STRIDED = ("fp16", "bf16"), 2.7
+"""Dtypes and their factor on the time with a stride, whose windows begin anywhere in a row: 3to32_224_k3s2 at batch 64,
+78 us."""
 MOSTLY_LOADED = 0.66
 """`LOADED` of other dtypes."""
 
@@ -230,7 +231,7 @@ class Skinny(WeightGradientRung[SkinnyConfig]):
         loaded = LOADED.get(problem.dtype, MOSTLY_LOADED)
         reading = self.card.transfer_us(problem.traffic) * self.card.rates.clock / loaded
         clocks = max(work.cost(config.part_bands), reading)
-        strided = max(problem.forward.stride) > 1
+        strided = max(problem.forward.stride) > 1 and problem.dtype in HALVES
         return self.card.microseconds(clocks * (STRIDED if strided else 1.0), 0, launches=2)
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> Recipe:

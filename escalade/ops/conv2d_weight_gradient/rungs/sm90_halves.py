@@ -166,7 +166,7 @@ WGMMA_SPLIT = Halves(
     # direct: two loads per product, 30 G of them in 8 ms. 822 MB of operands and halves are 200 us, plus three times
     # 148 us.
     predicted_gain=12.5,
-    inner=WGMMA,
+    inner=replace(WGMMA, single=False),
 )
 WINDOW_SPLIT = Halves(
     "window_split",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap
@@ -27,7 +27,7 @@ K_TILE = 64
 SHALLOW_ROWS, SHALLOW = 384, 1.2
 """Rows of filters and columns per stage from which a CTA has four stages, and the factor on the time of a copy then."""
 TOGETHER = {1: 1.0, 2: 1.3, 3: 1.0}
-"""Factor on the copy rate by CTAs per SM. Both fitted on 24 layers of ResNet-50 at batch 64."""
+"""Factor on the copy rate by CTAs per SM. Both fitted on 24 layers of ResNet-50 in fp16 at batch 64."""
 ONES_BYTES = 256
 """Columns of ones, whose products with the gradients are the bias's."""
 
@@ -53,14 +53,13 @@ class WgmmaConfig(Config):
         filters = self.filters if f.groups == 1 else groups_per_box(f) * f.group_filters
         return ceil_div(f.filters, filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
 
-    def cost(self, problem: Conv2dWeightGradientProblem, card: Card) -> float:
-        return self.work(problem, card).cost(self.part_slabs)
-
-    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.SplitWork:
+    def work(self, problem: Conv2dWeightGradientProblem, card: Card, single: bool = True) -> parts.SplitWork:
+        """Return the work of a `single` launch, or of one of several over halves of the same tensors."""
         products = self.filters * self.columns * K_TILE / PRODUCT_RATE
-        copies = self.stage_bytes / (card.rates.copies.tma_gradient * TOGETHER.get(self.blocks_per_sm, 1.0))
-        if self.filters + self.columns >= SHALLOW_ROWS:
-            copies *= SHALLOW
+        copies = self.stage_bytes / card.rates.copies.tma_gradient
+        if single:
+            copies /= TOGETHER.get(self.blocks_per_sm, 1.0)
+            copies *= SHALLOW if self.filters + self.columns >= SHALLOW_ROWS else 1.0
         cycles = max(products, copies) * self.blocks_per_sm
         f, slots = problem.forward, card.multiprocessors * self.blocks_per_sm
         elements = problem.part_elements
@@ -106,6 +105,8 @@ def _k_tiles(f: Conv2dProblem) -> int:
 
 @dataclass(frozen=True)
 class Wgmma(HopperRung[WgmmaConfig]):
+    single: bool = field(default=True, kw_only=True)
+    """False for launches over halves of the same tensors."""
     takes_frames = True
 
     def limits(self, problem: Conv2dWeightGradientProblem) -> str | None:
@@ -116,23 +117,30 @@ class Wgmma(HopperRung[WgmmaConfig]):
         return TILES
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[WgmmaConfig, ...]:
-        divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in self.tiles())
+        divided = (
+            replace(tile, part_slabs=tile.work(problem, self.card, self.single).best())
+            for tile in self.tiles()
+        )
         # If all are memory-bound, the one that copies least.
         return tuple(
             sorted(
-                divided, key=lambda config: (self.estimate(problem, config), config.cost(problem, self.card))
+                divided,
+                key=lambda config: (
+                    self.estimate(problem, config),
+                    config.work(problem, self.card, self.single).cost(config.part_slabs),
+                ),
             )
         )
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> float:
-        return config.work(problem, self.card).microseconds(problem, config.part_slabs)
+        return config.work(problem, self.card, self.single).microseconds(problem, config.part_slabs)
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, products: int) -> Config:
         """Return a config with this tile whose parts add up at most `products` products of `STEP_PIXELS`."""
         most = max(1, products * STEP_PIXELS // K_TILE)
         if config.part_slabs <= most:
             return config
-        return replace(config, part_slabs=config.work(problem, self.card).best(most))
+        return replace(config, part_slabs=config.work(problem, self.card, self.single).best(most))
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> Recipe:
         return self._recipe(problem, config, direct=config.part_slabs >= _k_tiles(problem.forward))
