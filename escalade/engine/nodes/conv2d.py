@@ -485,8 +485,8 @@ class Conv2dWeightGradient(Operator):
         return (
             (window["stride"], window["dilation"], window["groups"]) == ((1, 1), (1, 1), 1)
             and filters < FEW_FILTERS <= channels  # type: ignore[operator]
-            and filters * product(size) >= MOST_COLUMNS
-            and all(padding < taps for taps, padding in rows_and_columns)  # type: ignore[operator]
+            and product((filters, *size)) >= MOST_COLUMNS  # type: ignore[operator]
+            and all(padding < taps for taps, padding in rows_and_columns)
         )
 
     @classmethod
