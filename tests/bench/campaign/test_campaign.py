@@ -366,13 +366,13 @@ def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) 
 
     failures["torch-graph"] = "a wrong result"
     campaign.run(again=True)
+    assert campaign.reasons(ORIGIN) == [""], "what a peer computes does not depend on our package"
     failures["escalade"] = "another"
-    assert campaign.reasons(ORIGIN) == ["torch-graph was wrong, and the package has changed since"]
-    campaign.run()
-    assert measured[-2:] == [{"torch-graph", "torch-eager"}, {"torch-graph"}]
+    campaign.run(again=True)
     assert "escalade was wrong" in campaign.reasons(ORIGIN)[0]
     failures.clear()
     campaign.run()
+    assert measured[-2:] == [{"torch-graph", "torch-eager"}, {"torch-graph"}]
     (state,) = campaign.states(ORIGIN)
     assert not state.why and set(state.known) == {"seconds", "seconds_alone", "declared"}
     assert state.seconds == state.known["seconds_alone"]
