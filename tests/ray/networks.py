@@ -13,7 +13,7 @@ from escalade_apps.classify.prediction import example
 
 CLASSES = 3
 SIDE = 8
-PATIENCE = 600
+PATIENCE = 1800
 """Seconds after which a machine is not slow but stuck."""
 
 

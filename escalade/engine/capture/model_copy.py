@@ -60,6 +60,7 @@ class OriginalModel:
         copier = _Copier(lambda tensor: convert(self._tensor(tensor)), self._shared)
         model: nn.Module = copier.copy(self.model)
         self._alive.append(copier.copies)  # keeps the targets of weak references among them alive
+        _keep_weights_apart(model)
         if not evaluation:
             return model
         with contextlib.suppress(NotImplementedError):  # the module of an exported program has no modes
@@ -124,6 +125,21 @@ class OriginalModel:
                 self._storages.add(storage)
                 self._byte_ranges[storage] = (tensor.device, *_byte_range(tensor))
         return self._tensors[key]
+
+
+def _keep_weights_apart(model: nn.Module) -> None:
+    """Disable `flatten_parameters` in the recurrent layers of a copy.
+
+    It moves their weights into one buffer for cuDNN, by an operator that no run but the first one calls, and it compares
+    addresses, which tensors do not have while they are traced.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters = _do_nothing  # type: ignore[method-assign]
+
+
+def _do_nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,23 @@ def test_steps_are_those_of_pytorch(name: str) -> None:
     follow(_LAYERS[name](), [_batch() for _ in range(3)], F.mse_loss)
 
 
+def test_layers_whose_weights_cudnn_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU their weights have one storage, and the first run with new ones moves these into one, too."""
+    torch.manual_seed(0)
+    model = _sequences(nn.LSTM(6, 5, 2, bidirectional=True), with_state=True)
+    weights = list(model.layer.parameters())  # type: ignore[union-attr]
+    joined = torch.cat([weight.detach().flatten() for weight in weights])
+    for weight, part in zip(weights, joined.split([weight.numel() for weight in weights]), strict=True):
+        weight.data = part.view(weight.shape)
+
+    def flatten_parameters(layer: nn.RNNBase) -> None:
+        if len({weight.data_ptr() for weight in layer._flat_weights}) == len(weights):
+            torch.zeros(joined.shape)
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten_parameters)
+    follow(model, [_batch() for _ in range(3)], F.mse_loss)
+
+
 @pytest.mark.parametrize(("dtype", "layer", "device"), [("fp16", nn.GRU, "twin"), ("bf16", nn.LSTM, "cpu")])
 def test_mixed_steps(dtype: str, layer: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a layer is computed in 16 bits, as by cuDNN: by a plan in its arena, and by the operators as captured."""
