@@ -111,14 +111,12 @@ class GlobalState:
         self.named: dict[int, Any] = {}
         self._uses_clock = False
         self._seen: set[int] = set()
+        self._visited: dict[int, Any] = {}
+        """Functions and modules that were reached through attributes, by id."""
         self._alive: list[Any] = []
         self._undo: list[Callable[[bool], None]] = [functools.partial(_restore_environment, dict(os.environ))]
         self._pending: list[tuple[Any, bool]] = []
-        for module in model.modules():
-            self._enqueue(type(module))
-            for attribute in list(vars(module).values()):
-                for each in attribute.values() if type(attribute) in _HOOKS else (attribute,):
-                    self._visit_attribute(each)
+        self._visit_modules(model)
         while self._pending:  # not recursive: a package's functions nest deeper than the recursion limit
             self._visit(*self._pending.pop())
 
@@ -138,14 +136,33 @@ class GlobalState:
                 return found
         return "with the clock, which its code uses," if self._uses_clock else None
 
+    def _visit_modules(self, model: nn.Module) -> None:
+        for module in model.modules():
+            self._enqueue(type(module))
+            for attribute in list(vars(module).values()):
+                for each in attribute.values() if type(attribute) in _HOOKS else (attribute,):
+                    self._visit_attribute(each)
+
     def _visit_attribute(self, value: Any) -> None:
         """Visit what functions in a module's attributes refer to; the attributes themselves are copied elsewhere."""
         if isinstance(value, functools.partial):
             self._visit_attribute(value.func)
         elif isinstance(value, types.MethodType):
             self._visit_attribute(value.__func__)
-        elif isinstance(value, types.FunctionType) and _is_model_code(value):
-            self._globals(value)
+            self._visit_attribute(value.__self__)
+        elif isinstance(value, types.FunctionType):
+            if is_model_code(value) and id(value) not in self._visited:
+                self._visited[id(value)] = value
+                self._globals(value)
+                for cell in value.__closure__ or ():
+                    with contextlib.suppress(ValueError):  # unbound cell
+                        self._visit_attribute(cell.cell_contents)
+        elif isinstance(value, nn.Module):
+            if id(value) not in self._visited:
+                self._visited[id(value)] = value
+                self._visit_modules(value)
+        elif is_model_code(type(value)) and hasattr(value, "__dict__"):
+            self._enqueue(type(value))
 
     def _enqueue(self, value: Any, named: bool = True) -> None:
         if value is not None and not issubclass(type(value), _IMMUTABLE):
@@ -161,7 +178,7 @@ class GlobalState:
         self._seen.add(id(value))
         self._alive.append(value)
         if kind is types.FunctionType:
-            if _is_model_code(value):
+            if is_model_code(value):
                 self._function(value)
         elif kind in (types.MethodType, staticmethod, classmethod):
             self._enqueue(value.__func__)
@@ -174,14 +191,14 @@ class GlobalState:
             self._enqueue(value.__wrapped__)
         elif issubclass(kind, type):
             for each in value.__mro__:
-                if _is_model_code(each):
+                if is_model_code(each):
                     self._class(each)
         elif kind in _CONTAINERS:
             self._container(value, named)
         elif issubclass(kind, nn.Module):  # used by the code, but not a submodule
             self._enqueue(kind)
             self._enqueue(value.__dict__, named=False)
-        elif _is_model_code(kind) and "__dict__" in dir(kind):
+        elif is_model_code(kind) and "__dict__" in dir(kind):
             self._enqueue(value.__dict__, named)
 
     def _function(self, function: types.FunctionType) -> None:
@@ -194,7 +211,7 @@ class GlobalState:
                 self._enqueue(cell.cell_contents)
 
     def _globals(self, function: types.FunctionType) -> None:
-        code = _code_names(function.__code__)
+        code = code_names(function.__code__)
         names = function.__globals__
         for name in code.writes & names.keys():
             self._undo.append(functools.partial(_restore_name, names, name, names[name]))
@@ -275,11 +292,11 @@ class _CodeNames:
 
 
 @functools.lru_cache(4096)
-def _code_names(code: types.CodeType) -> _CodeNames:
+def code_names(code: types.CodeType) -> _CodeNames:
     return _CodeNames(code)
 
 
-def _is_model_code(code: Any) -> bool:
+def is_model_code(code: Any) -> bool:
     return (getattr(code, "__module__", None) or "torch").partition(".")[0] not in _FOREIGN_PACKAGES
 
 

@@ -47,6 +47,15 @@ class ModelWithLoss(nn.Module):
         self.model, self.loss = model, loss
 
 
+class _Originals(nn.Module):
+    """What a capture copies: the model, the loss, and parameters outside of the model that the loss may read."""
+
+    def __init__(self, model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        self.others = [*parameters]
+
+
 @dataclass(frozen=True)
 class Joint:
     """A training step for inputs of one size.
@@ -112,17 +121,24 @@ def capture_step(
     )
 
     def run() -> Joint:
+        originals = _Originals(model, loss, stepped)
         with (
-            preserve_global_state(model, autocast=False) as global_state,
+            preserve_global_state(originals, autocast=False) as global_state,
             export_context(),
             ignore_checkpoints(),
         ):
-            owned = [*model.parameters(), *model.buffers()]  # no copies: tracing replaces them
-            model_copy = OriginalModel(model, owned, global_state.named).copy(evaluation=False)
-            for module, mode in zip(model_copy.modules(), modes or (), strict=False):
-                module.training = mode
-            trace_factors(model_copy)
-            step = _Step(model_copy, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
+            copies = OriginalModel(originals, None, global_state.named)  # tracing replaces the tensors
+
+            def copy() -> _Originals:
+                global_state.restore()
+                copied = copies.copy(evaluation=False)
+                assert isinstance(copied, _Originals)
+                for module, mode in zip(copied.model.modules(), modes or (), strict=False):
+                    module.training = mode
+                trace_factors(copied)
+                return copied
+
+            step = _Step(copy, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
             try:
                 return _captured(step, inputs, targets)
             finally:
@@ -201,29 +217,34 @@ class _Step(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
+        copy: Callable[[], _Originals],
         inputs: int,
         autocast: torch.dtype | None,
         scaled: bool,
         caller_parameters: Sequence[nn.Parameter],
     ) -> None:
         super().__init__()
+        copied = copy()
+        model = copied.model
         # In a tuple, not a submodule: its parameters would be registered twice.
-        self._step = (_BufferObserver(model, loss), inputs, autocast)
+        self._step = (_BufferObserver(model, copied.loss), inputs, autocast)
+        self._copy: Callable[[], _Originals] | None = copy
+        self._fills_caches = False
         self.title = type(model.model if isinstance(model, ModelWithLoss) else model).__name__
         self.scaled = scaled
         self.parts = 0
         """Tensors that the loss returns besides its own."""
         self.parameter_names = {f"p{n}": name for n, (name, _) in enumerate(model.named_parameters())}
         self.buffer_names = {f"b{n}": name for n, (name, _) in enumerate(model.named_buffers())}
-        self._caller_parameters = [parameter for parameter in caller_parameters if parameter.requires_grad]
+        read = (*caller_parameters, *copied.others, *model.parameters())
+        self._read_parameters = [parameter for parameter in read if parameter.requires_grad]
+        """The caller's parameters, and the copies of them that a loss may hold."""
         self._assigned: frozenset[str] = frozenset()
         self._shared_gradients: frozenset[str] = frozenset()
 
     def release(self) -> None:
         """Drop the caller's model: PyTorch's tracers keep a step alive until the next garbage collection."""
-        del self._step, self._caller_parameters
+        del self._step, self._copy, self._read_parameters
 
     def make_fake(self, mode: StepFakeTensorMode) -> None:
         """Register fake tensors in place of the model's parameters and buffers."""
@@ -244,11 +265,13 @@ class _Step(nn.Module):
         if not wanted:
             raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
         memory = {own: _memory(tensor) for own, tensor in (*self.named_parameters(), *self.named_buffers())}
-        with _CallLog() as first:
+        constants = _Constants()
+        with _CallLog(constants) as first:
             loss = self(*arguments)[0]
+        made = constants.calls
         self._require_tensors_kept(memory)
         if self._assigned:
-            with _CallLog() as first:
+            with _CallLog(constants) as first:
                 loss = self(*arguments)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
             raise CaptureError(
@@ -257,9 +280,9 @@ class _Step(nn.Module):
             )
         if not loss.requires_grad:
             raise CaptureError(f"the loss depends on no parameter of {self.title}")
-        with _CallLog():
+        with _CallLog(_Constants()):
             gradients = torch.autograd.grad(
-                loss, [*wanted.values(), *self._caller_parameters], allow_unused=True
+                loss, [*wanted.values(), *self._read_parameters], allow_unused=True
             )
         self._require_through_model(gradients[len(wanted) :])
         seen: set[int] = set()
@@ -276,11 +299,21 @@ class _Step(nn.Module):
                 self._shared_gradients |= {own}
             seen.add(id(gradient))
         if any(gradient is None for gradient in gradients[: len(wanted)]):
-            with _CallLog() as first:  # autograd calls other operators for parameters that need no gradient
+            with _CallLog(
+                constants
+            ) as first:  # autograd calls other operators for parameters that need no gradient
                 self(*arguments)
-        with _CallLog() as second:
+        before = constants.calls
+        with _CallLog(constants) as second:
             self(*arguments)
-        if first.calls != second.calls:
+        same = first.calls == second.calls
+        if same and constants.calls - before != made:
+            # It keeps constants of its first run, such as masks or positions: each run is then the first of a copy.
+            self._fills_caches = True
+            with _CallLog(_Constants()) as first:
+                self(*arguments)
+            same = first.calls == second.calls
+        if not same:
             raise CaptureError(
                 f"{self.title} or its loss computes something else each time it runs, for example by a counter or "
                 "Python's random numbers; a training step runs the same operations at every call: pass what changes as "
@@ -310,7 +343,7 @@ class _Step(nn.Module):
             self._assigned |= {own}
 
     def _require_through_model(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for parameter, gradient in zip(self._caller_parameters, gradients, strict=True):
+        for parameter, gradient in zip(self._read_parameters, gradients, strict=True):
             if gradient is not None:
                 raise CaptureError(
                     f"the loss reads a parameter of shape {list(parameter.shape)} directly, not through what "
@@ -319,6 +352,11 @@ class _Step(nn.Module):
                 )
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._fills_caches:
+            assert self._copy is not None
+            with _disable_current_modes():
+                copied = self._copy()
+            self._step = (_BufferObserver(copied.model, copied.loss), *self._step[1:])
         body, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
         # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it.
@@ -349,19 +387,62 @@ class _Step(nn.Module):
         return (result * arguments[-1], result.detach(), *rest) if self.scaled else (result, *rest)
 
 
-class _CallLog(TorchDispatchMode):
-    """Records operator calls with fingerprints of their arguments."""
+class _Constants:
+    """Fake tensors that are computed from nothing, and how: a model computes the same ones again, or keeps them."""
 
     def __init__(self) -> None:
+        self.calls = 0
+        self._keys: dict[int, Any] = {}
+        """How the content of a storage was computed."""
+        self._alive: list[torch.Tensor] = []
+
+    def key(self, tensor: FakeTensor) -> Any:
+        """Return a comparable key for the content of a constant; None for other tensors."""
+        made = self._keys.get(_memory(tensor)) if tensor.layout is torch.strided else None
+        return None if made is None else (made, tensor.stride(), tensor.storage_offset())
+
+    def record(self, call: tuple[Any, ...], arguments: Sequence[Any], results: Any) -> bool:
+        """Record the results of a call. Return whether they, and what it wrote to, are constants."""
+        function = call[0]
+        results = [one for one in pytree.tree_leaves(results) if isinstance(one, FakeTensor)]
+        tensors = [one for one in arguments if isinstance(one, FakeTensor)]
+        if any(one.layout is not torch.strided for one in (*tensors, *results)):
+            return False
+        is_constant = torch.Tag.nondeterministic_seeded not in function.tags and all(
+            _memory(one) in self._keys for one in tensors
+        )
+        written = {_memory(one) for one in tensors} if function._schema.is_mutable else set()
+        if is_constant:
+            self.calls += 1
+            key = hash(call)
+            for one in results:
+                if _memory(one) in written or _memory(one) not in self._keys:
+                    self._keys[_memory(one)] = key
+                    self._alive.append(one)  # while it is alive, its storage is not another one's
+        else:
+            for storage in written:
+                self._keys.pop(storage, None)
+        return is_constant
+
+
+class _CallLog(TorchDispatchMode):
+    """Records calls of operators that read the step's arguments, with fingerprints of their own arguments."""
+
+    def __init__(self, constants: _Constants) -> None:
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
+        self._constants = constants
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function._schema.is_mutable:
             _require_fake(function, args, kwargs or {})
-        if function.namespace != "prim":  # prim.device: cached by tensors after the first call
-            self.calls.append((function, *map(_fingerprint, pytree.tree_leaves((args, kwargs)))))
-        return function(*args, **(kwargs or {}))
+        leaves = pytree.tree_leaves((args, kwargs))
+        call = (function, *(_fingerprint(leaf, self._constants) for leaf in leaves))
+        results = function(*args, **(kwargs or {}))
+        # prim.device is cached by tensors after the first call.
+        if function.namespace != "prim" and not self._constants.record(call, leaves, results):
+            self.calls.append(call)
+        return results
 
 
 def _require_fake(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -382,12 +463,12 @@ def _require_fake(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 _FINGERPRINT_ELEMENTS = 64
 
 
-def _fingerprint(value: Any) -> Any:
+def _fingerprint(value: Any, constants: _Constants) -> Any:
     """Return a comparable key for an argument: for tensors shape and dtype, and the first elements of real ones."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, float) else value
     if isinstance(value, FakeTensor):
-        return value.shape, value.dtype
+        return value.shape, value.dtype, constants.key(value)
     with _disable_current_modes():
         return value.shape, value.dtype, repr(value.detach().flatten()[:_FINGERPRINT_ELEMENTS].tolist())
 

@@ -35,12 +35,13 @@ class OriginalModel:
     def __init__(
         self,
         model: nn.Module,
-        owned: Iterable[torch.Tensor] = (),
+        owned: Iterable[torch.Tensor] | None = (),
         shared: Mapping[int, Any] | None = None,
         find_global_change: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`owned` tensors are used by nothing else and are not copied. Nor are `shared` objects (by id), which are
-        outside the model. `find_global_change` describes a change of these by a run.
+        """`owned` tensors are used by nothing else and are not copied; None stands for all, if no copy runs on real
+        tensors. Nor are `shared` objects (by id) copied, which are outside the model. `find_global_change` describes a
+        change of these by a run.
         """
         self.model = model
         self.find_global_change = find_global_change
@@ -50,7 +51,10 @@ class OriginalModel:
         """Names of the weights whose values a run has read."""
         self._shared = shared or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._storages = {tensor.untyped_storage().data_ptr() for tensor in owned if _has_address(tensor)}
+        self._owns_all = owned is None
+        self._storages = {
+            tensor.untyped_storage().data_ptr() for tensor in owned or () if _has_address(tensor)
+        }
         self._byte_ranges: dict[int, tuple[torch.device, int, int]] = {}
         """Device, first and last byte of the caller's tensor, by storage of its copy."""
         self._alive: list[Any] = []
@@ -75,7 +79,9 @@ class OriginalModel:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return True if only the copies use the tensor's memory."""
-        return _has_address(tensor) and tensor.untyped_storage().data_ptr() in self._storages
+        return _has_address(tensor) and (
+            self._owns_all or tensor.untyped_storage().data_ptr() in self._storages
+        )
 
     def overlap(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return True if the caller's tensors that these two are copies of may share memory.
@@ -130,7 +136,7 @@ class OriginalModel:
 def _keep_weights_apart(model: nn.Module) -> None:
     """Disable `flatten_parameters` in the recurrent layers of a copy.
 
-    It moves their weights into one buffer for cuDNN, by an operator that no run but the first one calls, and it compares
+    It moves their weights into one buffer for cuDNN, by an operator that only the first run calls, and it compares
     addresses, which tensors do not have while they are traced.
     """
     for module in model.modules():

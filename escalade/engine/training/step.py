@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from escalade.ops.calling.types import PLAIN
 FIRST_SCALE = 65536.0
 MAX_PLANS = 4
 """Cached plans, one per combination of input shapes and formats; least recently used are evicted."""
+_CHANGES = 4
+"""Changes of one loss after which there is a warning."""
 
 
 def training_step(
@@ -173,7 +176,8 @@ class TrainingStep:
         """The number of tensors of the last call, a guard for them, and their plan."""
         self._groups: list[ParameterGroup] = []
         self._states: StateIdentity | None = None
-        self._change_guard = ChangeGuard(self._modules(), optimizer)
+        self._change_guard = ChangeGuard(self._modules(), loss, optimizer)
+        self._loss_changes = 0
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._plan_for(example)
 
@@ -305,12 +309,13 @@ class TrainingStep:
                 ):
                     return planned, arguments
         else:
+            self._warn_of_changing_losses(self._change_guard.changed_loss_value())
             require_supported(self._optimizer)
             require_no_hooks(self._optimizer)
             self._plans.clear()
             self._last = None
             self._optimizer_state.reset()
-            self._change_guard = ChangeGuard(self._modules(), self._optimizer)
+            self._change_guard = ChangeGuard(self._modules(), self._loss, self._optimizer)
         tensors, inputs = _flatten(arguments)
         key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
         found = self._plans.pop(key, None) or self._make_plan(tensors, inputs)
@@ -321,6 +326,15 @@ class TrainingStep:
         is_plain = len(tensors) == len(arguments) and all(map(operator.is_, tensors, arguments))
         self._last = (len(arguments), FAST_PATHS.guard(tensors), found) if is_plain else None
         return found, tensors
+
+    def _warn_of_changing_losses(self, name: str | None) -> None:
+        self._loss_changes += name is not None
+        if self._loss_changes == _CHANGES:
+            warnings.warn(
+                f"the loss reads {name}, which has changed {_CHANGES} times, and each time the training step was "
+                "planned again, which takes seconds: pass it as a tensor, as an argument of the step",
+                stacklevel=2,
+            )
 
     def _modules(self) -> list[nn.Module]:
         """Return the modules that plans depend on: the model's, and those of a loss that is a module."""

@@ -107,8 +107,9 @@ def test_losses_scales_and_batches_that_no_step_takes() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, target = torch.rand(2, 4), torch.rand(2, 3)
     make: Any = escalade.training_step
+    weight = model.weight
     with pytest.raises(EscaladeError, match="reads a parameter of"):
-        make(model, lambda y, t: F.mse_loss(y, t) + model.weight.square().sum(), optimizer, (x, target))
+        make(model, lambda y, t: F.mse_loss(y, t) + weight.square().sum(), optimizer, (x, target))
     with pytest.raises(UnsupportedError, match="pass a function"):
         make(model, 3, optimizer, (x, target))
     for scale in (0, -1.0, float("inf"), "many"):
