@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,24 +15,81 @@ import torch.fx
 import torch.nn.functional as F
 from torch import nn
 from torch._functorch import aot_autograd
+from torch._library.simple_registry import singleton
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import Distribution
 from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint
 
 from escalade.engine.capture.muted_logs import muted
 
+_CHECK_OF_FAILURES = "aten::_linalg_check_errors"
 # PyTorch modules that log what they do not support in a model.
 _LOGGING_MODULES = (FakeTensor.__module__, GuardOnDataDependentSymNode.__module__, _trace.__name__)
 
 
 @contextmanager
 def export_context() -> Iterator[None]:
-    """Trace in this thread only, without logging, and run `torch.compile`d code eagerly."""
-    with _trace_in_this_thread(), quiet_in_this_thread(), torch.compiler.set_stance("force_eager"):
+    """Trace in this thread only, without logging and checks of values, and run `torch.compile`d code eagerly."""
+    with (
+        _trace_in_this_thread(),
+        quiet_in_this_thread(),
+        _without_value_checks(),
+        torch.compiler.set_stance("force_eager"),
+    ):
         yield
+
+
+@contextmanager
+def _without_value_checks() -> Iterator[None]:
+    """Skip the branches in PyTorch's own Python code that only check or recognize values, which are not known yet.
+
+    A mask that is not recognized as causal is applied like any other.
+    """
+    validated = Distribution._validate_args
+    failures = singleton.find(_CHECK_OF_FAILURES).effect
+    effect = failures.effect
+    with (
+        _replaced(F, "gaussian_nll_loss", _with_any_false(F.gaussian_nll_loss)),
+        _replaced(
+            transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)
+        ),
+    ):
+        Distribution._validate_args = False
+        failures._effect = None  # PyTorch would keep it in the graph by tokens, as more inputs and results
+        try:
+            yield
+        finally:
+            Distribution._validate_args, failures._effect = validated, effect
+
+
+def _with_any_false(function: Any) -> Callable[..., Any]:
+    """Return a function of PyTorch as if no element of any tensor failed its checks by `torch.any`."""
+    names = types.SimpleNamespace(**{**vars(torch), "any": lambda *_: False})
+    unchecked = types.FunctionType(function.__code__, {**function.__globals__, "torch": names})
+    unchecked.__defaults__ = function.__defaults__
+    unchecked.__globals__[function.__name__] = unchecked  # it hands itself to modes of PyTorch
+    return unchecked
+
+
+@contextmanager
+def _replaced(module: Any, name: str, ours: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function of a module in this thread."""
+    original, thread = getattr(module, name), threading.get_ident()
+
+    @functools.wraps(original)
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        return (ours if threading.get_ident() == thread else original)(*arguments, **keywords)
+
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 @contextmanager
@@ -123,21 +181,17 @@ def joint_graph_traced_once() -> Iterator[None]:
 
     It does so to drop the tangents and the gradients of inputs that need none, which takes longer than the first trace.
     """
-    names: Any = aot_autograd
-    original, thread = names.make_fx, threading.get_ident()
+    original = aot_autograd.make_fx
 
     def make_fx(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Callable[..., Any]:
-        joint = _traced_joint(function) if threading.get_ident() == thread else None
+        joint = _traced_joint(function)
         if joint is None:
             made: Callable[..., Any] = original(function, *arguments, **keywords)
             return made
         return functools.partial(_flattened, joint)
 
-    names.make_fx = make_fx
-    try:
+    with _replaced(aot_autograd, "make_fx", make_fx):
         yield
-    finally:
-        names.make_fx = original
 
 
 def _traced_joint(function: Callable[..., Any]) -> torch.fx.GraphModule | None:

@@ -19,17 +19,19 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorMode,
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from escalade.engine.capture.data_attribute import FollowData
 from escalade.engine.capture.example_inputs import require_module
 from escalade.engine.capture.functional import FunctionalReader, operators_with_kernels
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.step_fake_tensor import StepFakeTensorMode
+from escalade.engine.capture.step_fake_tensor import step_fake_tensor_mode
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.recurrent import AS_ONE_OPERATOR
@@ -61,7 +63,7 @@ class Joint:
     """A training step for inputs of one size.
 
     Inputs of the graph, in order: parameters, buffers, inputs of the model and the loss, and the loss scale if there is
-    one. Outputs: the loss, gradients, new values of buffers, and what else the loss returned.
+    one. Outputs: the loss, gradients, new values of `changed`, and what else the loss returned.
     """
 
     graph: Graph
@@ -71,7 +73,7 @@ class Joint:
     trained: tuple[str, ...]
     """Parameters with a gradient among the outputs."""
     changed: tuple[str, ...]
-    """Buffers with a new value among the outputs."""
+    """Buffers, and parameters that the model writes to itself, with a new value among the outputs."""
     traced: torch.fx.GraphModule
     """AOTAutograd's graph: from the graph's inputs to results that include its outputs."""
     results: tuple[int, ...]
@@ -152,7 +154,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
 
     from escalade.engine.capture.export_context import joint_graph_traced_once
 
-    mode = StepFakeTensorMode(allow_non_fake_inputs=True)
+    mode = step_fake_tensor_mode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -171,6 +173,7 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
             torch.enable_grad(),
             torch.autograd.set_detect_anomaly(False),
             operators_with_kernels(AS_ONE_OPERATOR),
+            FollowData(),
         ):
             with mode, enable_python_dispatcher():  # as AOTAutograd does
                 step.prepare(arguments)
@@ -240,13 +243,16 @@ class _Step(nn.Module):
         self._read_parameters = [parameter for parameter in read if parameter.requires_grad]
         """The caller's parameters, and the copies of them that a loss may hold."""
         self._assigned: frozenset[str] = frozenset()
+        """Buffers that the model assigns."""
+        self.written: tuple[str, ...] = ()
+        """Parameters that the model writes to."""
         self._shared_gradients: frozenset[str] = frozenset()
 
     def release(self) -> None:
         """Drop the caller's model: PyTorch's tracers keep a step alive until the next garbage collection."""
         del self._step, self._copy, self._read_parameters
 
-    def make_fake(self, mode: StepFakeTensorMode) -> None:
+    def make_fake(self, mode: FakeTensorMode) -> None:
         """Register fake tensors in place of the model's parameters and buffers."""
         model = self._step[0].model
         named = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -270,7 +276,8 @@ class _Step(nn.Module):
             loss = self(*arguments)[0]
         made = constants.calls
         self._require_tensors_kept(memory)
-        if self._assigned:
+        self.written = tuple(own for own in self.parameter_names if memory[own] in first.written)
+        if self._assigned or self.written:
             with _CallLog(constants) as first:
                 loss = self(*arguments)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
@@ -359,10 +366,11 @@ class _Step(nn.Module):
             self._step = (_BufferObserver(copied.model, copied.loss), *self._step[1:])
         body, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
-        # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it.
+        # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it. So it does of a
+        # parameter that is written to, because AOTAutograd supports no such writes.
         state = {
             f"model.{name}": getattr(self, tensor).clone()
-            if tensor in self._assigned
+            if tensor in self._assigned or tensor in self.written
             else getattr(self, tensor)
             for tensor, name in own.items()
         }
@@ -383,7 +391,8 @@ class _Step(nn.Module):
         for tensor in self._assigned:
             getattr(self, tensor).copy_(body.after[self.buffer_names[tensor]].detach())
         # Clones: AOTAutograd identifies a result by its node, and a part may be an input or another part.
-        rest = tuple(one.detach().clone() for one in parts)
+        written = (state[f"model.{self.parameter_names[tensor]}"] for tensor in self.written)
+        rest = tuple(one.detach().clone() for one in (*written, *parts))
         return (result * arguments[-1], result.detach(), *rest) if self.scaled else (result, *rest)
 
 
@@ -431,11 +440,13 @@ class _CallLog(TorchDispatchMode):
     def __init__(self, constants: _Constants) -> None:
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
+        self.written: set[int] = set()
+        """Memory that the calls wrote to."""
         self._constants = constants
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function._schema.is_mutable:
-            _require_fake(function, args, kwargs or {})
+            self.written |= _written_memory(function, args, kwargs or {})
         leaves = pytree.tree_leaves((args, kwargs))
         call = (function, *(_fingerprint(leaf, self._constants) for leaf in leaves))
         results = function(*args, **(kwargs or {}))
@@ -445,19 +456,24 @@ class _CallLog(TorchDispatchMode):
         return results
 
 
-def _require_fake(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse to write to a tensor of the caller's."""
+def _written_memory(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """Return the memory that a call writes to. Raises CaptureError if it is the caller's."""
+    written: set[int] = set()
     for place, argument in enumerate(function._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         for one in pytree.tree_leaves(value):
-            if isinstance(one, torch.Tensor) and not isinstance(one, FakeTensor):
+            if isinstance(one, FakeTensor):
+                if one.layout is torch.strided:
+                    written.add(_memory(one))
+            elif isinstance(one, torch.Tensor):
                 raise CaptureError(
                     f"the model or the loss writes to a tensor of {one.dtype} and shape {list(one.shape)} that is none "
                     "of the model's buffers, as a BatchNorm does that only the loss uses: register it as a buffer, and "
                     "pass a loss with modules in it as a torch.nn.Module"
                 )
+    return written
 
 
 _FINGERPRINT_ELEMENTS = 64
@@ -535,10 +551,12 @@ class _JointReader(FunctionalReader):
         results = self.results
         first_gradient = len(results) - len(trained)
         losses = range(len(changed), first_gradient)
-        if len(losses) != 1 + step.scaled + step.parts:
+        written = [step.parameter_names[own] for own in step.written]
+        if len(losses) != 1 + step.scaled + len(written) + step.parts:
             raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
         gradients, new = range(first_gradient, len(results)), range(len(changed))
         chosen = (losses[step.scaled], *gradients, *new, *losses[1 + step.scaled :])
+        changed += written
         self.set_outputs(graph, [results[index] for index in chosen])
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
         constants = tuple(self.constants)
@@ -551,7 +569,6 @@ class _JointReader(FunctionalReader):
         signature, step = self._signature, self._step
         if signature.parameters_to_mutate or signature.user_inputs_to_mutate:
             raise CaptureError(
-                f"{step.title} writes to its parameters or its inputs when it runs; in a training step inputs are "
-                "read-only, and only the optimizer writes to parameters"
+                f"{step.title} writes to its inputs when it runs; in a training step inputs are read-only"
             )
         return [step.buffer_names[own] for own in signature.buffers_to_mutate.values()]

@@ -16,19 +16,27 @@ Tensor = torch.Tensor
 _aten = torch.ops.aten
 
 
-class StepFakeTensorMode(FakeTensorMode):
-    """Fake tensors for the capture of a training step."""
+def step_fake_tensor_mode(**settings: Any) -> FakeTensorMode:
+    """Return a mode for the capture of a training step.
 
-    def _dispatch_impl(
-        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    Not of a class of its own: PyTorch finds the rules of its higher-order operators by the type of the mode.
+    """
+    mode = FakeTensorMode(**settings)
+    dispatch = mode._dispatch_impl
+
+    def dispatch_step(
+        func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         rule = _RULES.get(func)
         if rule is not None and not kwargs and args[0].dim() > 1 and args[0].numel():
-            with self:
+            with mode:
                 result = rule(*args)
             if result is not None:
                 return result
-        return super()._dispatch_impl(func, types, args, kwargs)
+        return dispatch(func, types, args, kwargs)
+
+    mode._dispatch_impl = dispatch_step  # type: ignore[method-assign]
+    return mode
 
 
 def _batch_norm(

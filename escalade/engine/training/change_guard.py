@@ -142,7 +142,9 @@ class _LossValues:
             self._method(value.__func__, value.__self__)
         elif isinstance(value, FunctionType):
             self._function(value)
-        elif callable(value) and not isinstance(value, nn.Module):  # attributes of modules are watched elsewhere
+        elif callable(value) and not isinstance(
+            value, nn.Module
+        ):  # attributes of modules are watched elsewhere
             self._method(type(value).__call__, value)
 
     def _method(self, function: Any, owner: Any) -> None:

@@ -62,7 +62,7 @@ class PlannedStep:
         casts = lift_casts(graph) if by_kernels or CHECKS_PLANS else []
         drop_output_casts(graph, range(1, 1 + len(joint.trained)))
         first = 1 + len(joint.trained)
-        behind = dict(zip(joint.buffers, names[len(joint.parameters) :], strict=False))
+        behind = dict(zip((*joint.parameters, *joint.buffers), names, strict=False))
         counted = drop_counters(graph, {first + n: behind[name] for n, name in enumerate(joint.changed)})
         own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
         bound = dict(zip(names, (_require_packed(one.detach()) for one in own), strict=False))
@@ -134,10 +134,11 @@ class PlannedStep:
             self._all_reduce = partial(
                 settings.reduce or _nothing, flat if self._total is None else self._total
             )
-        changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
+        tensors = parameters | buffers
+        changed = {first + n: tensors[name] for n, name in enumerate(joint.changed)}
         self._counters = _Increments((changed.pop(place), step) for place, step in counted.items())
         end = len(trained) + len(changed)
-        self._buffer_updates = _Copies(zip(results[len(trained) : end], changed.values(), strict=True))
+        self._updates_by_model = _Copies(zip(results[len(trained) : end], changed.values(), strict=True))
         self._parts = results[end:]
         self.groups: list[ParameterGroup] | None = None
 
@@ -171,7 +172,7 @@ class PlannedStep:
                 group.warm_up(self._gradients)
 
         gradients, total = self._gradients, self._total
-        changes: list[Callable[[], object]] = [self._buffer_updates.run, self._counters.run]
+        changes: list[Callable[[], object]] = [self._updates_by_model.run, self._counters.run]
         before: list[Callable[[], object]] = [self._gradient_copies.run]  # before gradients are exchanged
         if total is not None:
             before += [partial(total.add_, self._call_gradients), *changes]

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from escalade.engine.capture import step_fake_tensor
-from escalade.engine.capture.step_fake_tensor import StepFakeTensorMode
+from escalade.engine.capture.step_fake_tensor import step_fake_tensor_mode
 
 _CASES = (
     ((4, 3, 5, 7), torch.float16, torch.channels_last, True),
@@ -42,6 +42,6 @@ def test_batch_norms_have_the_forms_of_pytorchs_rules() -> None:
     for function, (size, dtype, layout, affine) in itertools.product(step_fake_tensor._RULES, _CASES):
         x = torch.empty(size, dtype=dtype).contiguous(memory_format=layout)
         found, expected = (
-            _run(mode, function, x, affine=affine) for mode in (StepFakeTensorMode(), FakeTensorMode())
+            _run(mode, function, x, affine=affine) for mode in (step_fake_tensor_mode(), FakeTensorMode())
         )
         assert _forms(found) == _forms(expected), (function, size, dtype, layout)

@@ -43,7 +43,7 @@ def _growing(layer: _Layer, y: torch.Tensor) -> torch.Tensor:
 
 
 def _setting_data(layer: _Layer, y: torch.Tensor) -> torch.Tensor:
-    layer.kept.data = y.detach()[0]
+    layer.kept.data = y.detach()
     return y
 
 

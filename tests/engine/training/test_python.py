@@ -1,4 +1,7 @@
-"""Losses that keep constants, share the model, or read values that change; the caller's own stay as they are."""
+"""Models and losses with Python of their own: kept constants, values that change, checks, and writes to weights.
+
+The caller's objects stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Categorical, Distribution, MultivariateNormal, Normal, kl_divergence
 
 import escalade
 from tests.engine.training.test_loops import Batch, follow
@@ -225,3 +229,121 @@ def test_an_unchanged_loss_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> N
         weighted.unused = number  # type: ignore[attr-defined]
         other["calls"][0] = number
         step(*batch)
+
+
+class _Variational(nn.Module):
+    """An autoencoder whose code is drawn from a distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 6), nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, deviation = self.encoder(x).chunk(2, -1)
+        code = Normal(mean, deviation.exp())
+        prior = Normal(torch.zeros_like(mean), torch.ones_like(mean))
+        return self.decoder(code.rsample()), kl_divergence(code, prior).mean()
+
+
+def _policy_gradient(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    actions = Categorical(logits=y)
+    return -(actions.log_prob(target.argmax(-1)) * target[..., 0]).mean() - 0.1 * actions.entropy().mean()
+
+
+def _regularized(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    covariance = y[0].t() @ y[0] + torch.eye(4)
+    return torch.linalg.inv(covariance).trace() + MultivariateNormal(y, covariance).log_prob(target).mean()
+
+
+class _Causal(nn.Module):
+    """A transformer that PyTorch would look at to see whether its mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (_Variational, lambda y, t: F.mse_loss(y[0], t) + y[1]),
+        (lambda: nn.Linear(4, 4), _policy_gradient),
+        (lambda: nn.Linear(4, 4), lambda y, t: F.gaussian_nll_loss(y, t, y[..., :1].exp(), full=True)),
+        (lambda: nn.Linear(4, 4), lambda y, t: nn.GaussianNLLLoss(reduction="sum")(y, t, t.exp())),
+        (lambda: nn.Linear(4, 4), _regularized),
+        (_Causal, F.mse_loss),
+    ],
+)
+def test_checks_of_values_are_skipped(make: Any, loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own: a step does not wait for values."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # `torch.compile` turns it off for the process
+    follow(make(), _batches(), loss)
+    with pytest.raises(ValueError, match="negative"):  # outside of a step they are made
+        F.gaussian_nll_loss(torch.ones(3), torch.ones(3), -torch.ones(3))
+    with pytest.raises(ValueError, match="constraint"):
+        Normal(torch.zeros(1), -torch.ones(1))
+
+
+def test_engines_of_causal_transformers() -> None:
+    torch.manual_seed(0)
+    model, x = _Causal().eval(), torch.randn(2, 5, 4)
+    torch.testing.assert_close(escalade.compile(model, x)(x), model(x).detach())
+
+
+class _Bounded(nn.Linear):
+    """A layer that keeps its rows within a norm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.3)
+        return super().forward(x)
+
+
+class _MaskedLinear(nn.Linear):
+    """A layer with a triangular weight, some rows of which are frozen elsewhere."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data *= torch.ones_like(self.weight).tril()
+        with torch.no_grad():
+            self.bias.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class _Halved(nn.Linear):
+    """A layer whose weight also decays by itself, and whose frozen bias grows."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.mul_(0.5)
+        self.bias.data = self.bias.data + 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [_Bounded, _MaskedLinear, _Halved])
+@pytest.mark.parametrize("given", [{}, {"device": "twin"}, {"dtype": "bf16"}, {"accumulate": 2}], ids=str)
+def test_models_may_write_to_their_weights(layer: Any, given: dict[str, Any]) -> None:
+    """Before the optimizer reads them, and also in calls that only accumulate gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(layer(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    if "accumulate" in given:
+        step = escalade.training_step(
+            model, F.mse_loss, torch.optim.SGD(model.parameters(), 0.0), _batches(1)[0], **given
+        )
+        expected = nn.Sequential(layer(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        expected.load_state_dict(model.state_dict())
+        for batch in _batches(3):
+            step(*batch)
+            expected(batch[0])
+        torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    else:
+        close = 1e-2 if "dtype" in given else 1e-5
+        follow(model, _batches(), F.mse_loss, close=close, **given)
+    assert not torch.equal(next(model.parameters()), before[0])
