@@ -239,8 +239,9 @@ def test_options_arrive_where_they_are_used(
         "-w", weights, "--labels", labels, "--dtype", "bf16", "--mean", 0.1, 0.2, 0.3, "--std", 0.4, 0.5, 0.6,
     )  # fmt: skip
     asked = ClassifierRequest(weights, None, labels, "bf16", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    monkeypatch.setattr("escalade.commands.classifiers.build_classifier", reached)
-    result = run(images, *network, "--batch", 3, "--device", "cpu")
+    with monkeypatch.context() as patch:  # other modules that are imported meanwhile would keep it
+        patch.setattr("escalade.commands.classifiers.build_classifier", reached)
+        result = run(images, *network, "--batch", 3, "--device", "cpu")
     assert isinstance(result.exception, ReachedError), result.output
     assert arrived == [(asked, "cpu", 3, sorted(images.glob("*.png"))), {}]
 

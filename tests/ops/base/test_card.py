@@ -238,7 +238,8 @@ def test_a_device_s_choice_is_for_its_card(monkeypatch: pytest.MonkeyPatch) -> N
 def test_choices_of_other_cards_are_right(name: str, seed: int) -> None:
     card = OTHERS[(seed + len(name)) % len(OTHERS)]
     operation = OPERATIONS[name]
-    drawn = operation.small_problems[seed % 3 :: 3] or operation.small_problems
+    halves = [one for one in operation.small_problems if "+out16" not in one.name]  # the others are in 8 bits
+    drawn = halves[seed % 3 :: 3] or halves
     problem = replace(min(drawn, key=lambda one: one.flops), dtype="fp16")
     choice = estimated(operation, problem, card)
     check(operation, choice.rung, choice.problem, choice.config, CPU, seed)
