@@ -140,7 +140,7 @@ def peer(problem: CtcLossProblem, inputs: Tensors) -> torch.Tensor:
 # --- the operation
 
 
-class CtcLoss(Operation[CtcLossProblem]):
+class CtcLossOperation(Operation[CtcLossProblem]):
     name = "ctc_loss"
     problem = CtcLossProblem
     in_pytorch = Reference(random_inputs, empty_output, exact, peer)
@@ -166,7 +166,7 @@ class CtcLoss(Operation[CtcLossProblem]):
         return {"loss": _computed(problem, inputs, torch.float64)[0]}
 
 
-CTC_LOSS = CtcLoss()
+CTC_LOSS = CtcLossOperation()
 
 # --- the PyTorch operator
 

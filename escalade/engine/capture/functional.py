@@ -20,7 +20,7 @@ from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.ops.ctc_loss import ctc_loss_in_step
 
 Functions = Mapping[torch._ops.OpOverload, Callable[..., Any]]
-"""What is traced instead of PyTorch's operators."""
+"""Functions to trace in place of PyTorch's operators."""
 _ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
 # Single-kernel operators that AOTAutograd would decompose: upsampling into gathers and scatters of single elements, and
 # the multi-label margin loss into a form that also counts labels after the terminating -1.

@@ -369,7 +369,36 @@ def bias_gradient(node: Node, gradient: str) -> Node:
     )
 
 
-class Conv2dInputGradient(_Filters):
+class InputGradient(Operator):
+    """The gradient of a convolution's input: with a residual added, of a ReLU before it, or of a normalization."""
+
+    def convolution_gradient(
+        self, node: Node, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradient of the convolution alone, for an input with the shape of x."""
+        raise NotImplementedError
+
+    def takes_residual(self, node: Node) -> bool:
+        return True
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        gradient = inputs["gradient"]
+        x = gradient.new_empty(node.shape)  # type: ignore[arg-type]  # only its shape is used
+        dx = self.convolution_gradient(node, gradient, x, inputs["weight"])
+        if "residual" in inputs:
+            dx = dx + inputs["residual"]
+        if "norm" in node.attributes:
+            return masked(*normalization(node, inputs, dx))
+        return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        """Return the gradients of the normalization's weight and bias."""
+        dx = self.compute(node, inputs)  # masked, and masking it again changes nothing
+        _, weight_gradient, bias_gradient = gradients(*normalization(node, inputs, dx))
+        return {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
+
+
+class Conv2dInputGradient(InputGradient, _Filters):
     """dx of y = conv(x, weight), from the gradient of y.
 
     Zero where `mask`, the result of a ReLU, is not positive; or plus `residual`, the gradient of other uses of x. If x
@@ -432,24 +461,10 @@ class Conv2dInputGradient(_Filters):
         )  # fmt: skip
         return PixelShuffle.instead_of(node, {"x": graph.add(windows)}, factor=size, down=False)
 
-    def takes_residual(self, node: Node) -> bool:
-        return True
-
-    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        gradient = inputs["gradient"]
-        x = gradient.new_empty(node.shape)  # type: ignore[arg-type]  # only its shape is used
-        dx = _convolution_backward(node, gradient, x, inputs["weight"], 0)
-        if "residual" in inputs:
-            dx = dx + inputs["residual"]
-        if "norm" in node.attributes:
-            return masked(*normalization(node, inputs, dx))
-        return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
-
-    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        """Return the gradients of the normalization's weight and bias."""
-        dx = self.compute(node, inputs)  # masked, and masking it again changes nothing
-        _, weight_gradient, bias_gradient = gradients(*normalization(node, inputs, dx))
-        return {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
+    def convolution_gradient(
+        self, node: Node, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        return _convolution_backward(node, gradient, x, weight, 0)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a, filters = node.attributes, forms.sizes(node.inputs["weight"])

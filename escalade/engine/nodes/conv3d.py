@@ -22,15 +22,14 @@ from escalade.engine.nodes.conv2d import (
     Conv2d,
     Conv2dInputGradient,
     Conv2dWeightGradient,
+    InputGradient,
     bias_gradient,
-    normalization,
 )
 from escalade.engine.nodes.lowering import FP32, NHWC, Forms, Lowered, problem_from
 from escalade.engine.nodes.rearrange import Pad2d
 from escalade.engine.nodes.signature import Sizes
 from escalade.engine.nodes.views import VOLUME_RANK, Concatenate, Permute, Reshape
 from escalade.engine.nodes.volumes import FrameStack, VolumeShuffle, as_frame_rows, viewed
-from escalade.ops.batch_norm_backward import gradients, masked
 from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
@@ -311,7 +310,7 @@ def _backward(
     return found
 
 
-class Conv3dInputGradient(_OfVolumes):
+class Conv3dInputGradient(InputGradient, _OfVolumes):
     """dx of y = conv(x, weight), from the gradient of y; mask, residual and `norm` as of `Conv2dInputGradient`."""
 
     name = "conv3d_input_gradient"
@@ -364,24 +363,10 @@ class Conv3dInputGradient(_OfVolumes):
         split = viewed(graph, made, (filters, taps, channels, *rest))
         return Permute.instead_of(node, {"x": split}, order=(0, 2, 1, 3, 4))
 
-    def takes_residual(self, node: Node) -> bool:
-        return True
-
-    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        gradient = inputs["gradient"]
-        x = gradient.new_empty(node.shape)  # type: ignore[arg-type]  # only its shape is used
-        dx = _backward(node, gradient, x, inputs["weight"], 0).flatten(3)
-        if "residual" in inputs:
-            dx = dx + inputs["residual"]
-        if "norm" in node.attributes:
-            return masked(*normalization(node, inputs, dx))
-        return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
-
-    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        """Return the gradients of the normalization's weight and bias."""
-        dx = self.compute(node, inputs)  # masked, and masking it again changes nothing
-        _, weight_gradient, bias_gradient = gradients(*normalization(node, inputs, dx))
-        return {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
+    def convolution_gradient(
+        self, node: Node, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        return _backward(node, gradient, x, weight, 0).flatten(3)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         filters, image = forms.sizes(node.inputs["weight"]), forms.value(node.name).shape

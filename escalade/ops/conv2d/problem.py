@@ -185,7 +185,7 @@ class Conv2dProblem(Named):
 
     @property
     def weight_rows(self) -> int:
-        """Rows of the weights: those of all frames of the filter."""
+        """Rows of the weights in all frames of the filter."""
         return self.filter_frames * self.filter_height
 
     @cached_property

@@ -24,7 +24,7 @@ LAYOUTS = ("nchw", "nhwc")
 
 
 def as_volumes(images: torch.Tensor, frames: int) -> torch.Tensor:
-    """Return images as volumes (NCDHW) of so many frames each; a view."""
+    """Return images as volumes (NCDHW) of `frames` images each; a view."""
     return images.unflatten(0, (-1, frames)).transpose(1, 2)
 
 

@@ -117,7 +117,7 @@ class Windows:
 
     @property
     def weight_rows(self) -> int:
-        """Rows of taps, of all frames of the filter."""
+        """Rows of taps in all frames of the filter."""
         return self.taps[0] * (self.frames.taps if self.frames else 1)
 
     @property

@@ -94,7 +94,7 @@ class PixelPhase:
     rows: Axis
     columns: Axis
     frames: Axis | None = None
-    """Of volumes, all frames: there are phases for a frame stride of 1 only."""
+    """All frames of a volume; None for images. Volumes have phases only if their frame stride is 1."""
 
     @property
     def taps(self) -> int:
@@ -102,7 +102,7 @@ class PixelPhase:
 
     @property
     def _weight_rows(self) -> int:
-        """Rows of taps, of all frames of the filter."""
+        """Rows of taps in all frames of the filter."""
         return self.rows.taps * (self.frames.taps if self.frames else 1)
 
     @cached_property
