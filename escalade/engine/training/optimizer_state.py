@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from escalade.engine.training.optimizers import ParameterGroup
+from escalade.engine.training.optimizers import RULES, ParameterGroup
 from escalade.errors import UnsupportedError
 
 _states: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OptimizerState]] = (
@@ -80,13 +80,13 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
     return [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), OptimizerState)]
 
 
-def require_no_hooks(optimizer: torch.optim.Optimizer) -> None:
+def has_rule(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if `optimizer_step` can do all that the optimizer's own step does."""
+    return type(optimizer) in RULES and not hooks_of(optimizer)
+
+
+def require_no_gradient_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Refuse hooks that a training step would not call."""
-    if hooks_of(optimizer):
-        raise UnsupportedError(
-            "optimizer with step hooks: a training step does not call them, because its gradients are internal; do "
-            "their work after the step, or use the optimizer itself with torch.compile(model, backend='escalade')"
-        )
     for group in optimizer.param_groups:
         for one in group["params"]:
             if one._backward_hooks or one._post_accumulate_grad_hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import weakref
 from collections import Counter
@@ -28,6 +29,8 @@ _STATE = {
     torch.optim.RMSprop: {"v": "square_avg", "a": "grad_avg", "m": "momentum_buffer"},
 }
 """PyTorch's names for the state of each optimizer, by the rule's names."""
+RULES = tuple(_STATE)
+"""Optimizers that `optimizer_step` replaces; others update their parameters themselves."""
 _ADAM_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
 _SETTINGS = {
     torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
@@ -42,12 +45,12 @@ _PIECE_ELEMENTS = 2**16
 
 
 def require_supported(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has no rule here, or whose parameters share memory."""
-    if type(optimizer) not in _STATE:
-        known = ", ".join(kind.__name__ for kind in _STATE)
+    """Refuse an optimizer that runs the model, or whose parameters share memory."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise UnsupportedError(
-            f"optimizer {type(optimizer).__name__}: training steps support torch.optim's {known}; use other optimizers "
-            "with torch.compile(model, backend='escalade')"
+            f"optimizer {type(optimizer).__name__} runs the model itself, several times per step, and a training step "
+            "runs it once; use an optimizer whose step() takes no closure"
         )
     others = {one.dtype for group in optimizer.param_groups for one in group["params"]} - {torch.float32}
     if others:
@@ -89,8 +92,11 @@ def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> int:
-    """Return the bytes of the optimizer's state for these parameters, whether it is allocated yet or not."""
+    """Return the bytes of the optimizer's state for these parameters; with a rule also of what is not allocated yet."""
     trained = set(parameters)
+    if type(optimizer) not in RULES:
+        held = (value for one in trained & optimizer.state.keys() for value in optimizer.state[one].values())
+        return sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
     return sum(
         one.nbytes * len(_rule_of(optimizer, group).state)
         for group in optimizer.param_groups

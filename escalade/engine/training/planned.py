@@ -164,9 +164,13 @@ class PlannedStep:
         return replace(found, notes=(*found.notes, note))
 
     def set_optimizer(
-        self, groups: list[ParameterGroup], step: Callable[[list[ParameterGroup], Gradients], None]
+        self,
+        groups: list[ParameterGroup],
+        step: Callable[[list[ParameterGroup], Gradients], None],
+        *,
+        on_device: bool = True,
     ) -> None:
-        """End each run with an update of these groups by `step`."""
+        """End each run with an update of these groups by `step`, which is part of a CUDA graph if it is `on_device`."""
         if self._loss.is_cuda:
             for group in groups:
                 group.warm_up(self._gradients)
@@ -177,7 +181,11 @@ class PlannedStep:
         if total is not None:
             before += [partial(total.add_, self._call_gradients), *changes]
         after = [] if total is not None else changes
-        if self._all_reduce is None:
+        all_reduce = self._all_reduce
+        if not on_device:
+            before, after = [*before, *after], []
+            all_reduce = all_reduce or _exchange_nothing
+        elif all_reduce is None:
             before, after = [], [*before, *after]
 
         def finish() -> None:
@@ -191,7 +199,7 @@ class PlannedStep:
             for work in before:
                 work()
 
-        self.program.finish_with(finish, pack, self._all_reduce)
+        self.program.finish_with(finish, pack, all_reduce, on_device=on_device)
         self.groups = groups
 
     def run(self, inputs: Sequence[torch.Tensor], updates: bool = True) -> torch.Tensor:
@@ -223,6 +231,10 @@ def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], Kerne
 
 def _nothing(_: torch.Tensor) -> None:
     """Exchange no gradients: the step of one process."""
+
+
+def _exchange_nothing() -> None:
+    """Exchange no gradients, between work that is captured and work that is not."""
 
 
 class _Copies:

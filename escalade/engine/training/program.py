@@ -31,11 +31,17 @@ class StepProgram(Protocol):
         """Return the result tensors, the same ones for every run."""
 
     def finish_with(
-        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+        self,
+        finish: Work,
+        pack_gradients: Work | None = None,
+        all_reduce: Work | None = None,
+        *,
+        on_device: bool = True,
     ) -> None:
         """Set the work after the plan: `pack_gradients`, and in runs that update parameters `all_reduce` and `finish`.
 
-        `all_reduce` waits for other processes and is not part of any CUDA graph. Without it every run updates.
+        `all_reduce` waits for other processes and is not part of any CUDA graph. Without it every run updates. `finish`
+        is part of one if it is `on_device`.
         """
 
     def run(self, updates: bool = True) -> None:
@@ -64,38 +70,49 @@ class KernelStep(PlanKernels):
         self._pack_gradients: Work = _nothing
         self._all_reduce: Work | None = None
         self._as_graph = as_graph
-        self._graphs: list[CapturedGraph] = []
+        self._finishes_on_device = True
+        self._phases: list[Work] = []
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
 
     def finish_with(
-        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+        self,
+        finish: Work,
+        pack_gradients: Work | None = None,
+        all_reduce: Work | None = None,
+        *,
+        on_device: bool = True,
     ) -> None:
         self.finish, self._pack_gradients, self._all_reduce = finish, pack_gradients or _nothing, all_reduce
-        self._graphs = []
+        self._finishes_on_device = on_device
+        self._phases = []
 
     def run(self, updates: bool = True) -> None:
-        if len(self._graphs) == 1:
-            self._graphs[0].replay()
+        if not self._phases:
+            self._phases = self._make_phases()
+        if len(self._phases) == 1:
+            self._phases[0]()
             return
-        phases = self._phases()
-        if self._capture_stream is not None and self._as_graph:
-            stream = self._capture_stream
-            self._graphs = self._graphs or [
-                CapturedGraph(partial(_run_recorded, work), stream) for work in phases
-            ]
-            phases = [graph.replay for graph in self._graphs]
-        for number, work in enumerate(phases if updates else phases[:1]):
-            if number > 0 and self._all_reduce is not None:
-                self._all_reduce()
-            work()
+        assert self._all_reduce is not None
+        compute_gradients, finish = self._phases
+        compute_gradients()
+        if updates:
+            self._all_reduce()
+            finish()
 
-    def _phases(self) -> list[Work]:
+    def _make_phases(self) -> list[Work]:
         """Return the work before and after the exchange of gradients, or all work in one if there is none."""
         if self._all_reduce is None:
-            return [self._run_all]
-        return [self._compute_gradients, self.finish]
+            return [self._captured(self._run_all)]
+        finish = self._captured(self.finish) if self._finishes_on_device else self.finish
+        return [self._captured(self._compute_gradients), finish]
+
+    def _captured(self, work: Work) -> Work:
+        """Return the replay of a CUDA graph of the work; on the twin the work itself."""
+        if self._capture_stream is None or not self._as_graph:
+            return work
+        return CapturedGraph(partial(_run_recorded, work), self._capture_stream).replay
 
     def _compute_gradients(self) -> None:
         self.prepare()
@@ -120,7 +137,12 @@ class _HostStep:
         return self._outputs
 
     def finish_with(
-        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+        self,
+        finish: Work,
+        pack_gradients: Work | None = None,
+        all_reduce: Work | None = None,
+        *,
+        on_device: bool = True,
     ) -> None:
         self._pack_gradients = pack_gradients or _nothing
         self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)

@@ -17,7 +17,7 @@ from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
 from escalade.engine.training.change_guard import ChangeGuard
-from escalade.engine.training.optimizer_state import OptimizerState, require_no_hooks
+from escalade.engine.training.optimizer_state import OptimizerState, has_rule, require_no_gradient_hooks
 from escalade.engine.training.optimizers import (
     ParameterGroup,
     StateIdentity,
@@ -65,7 +65,8 @@ def training_step(
         loss: Function of the model's result and the remaining arguments of the step. It returns one number, or a tuple
             of it and further tensors, which are `step.loss_parts` after each call. The parameters and buffers of a
             loss that is a module are part of the step.
-        optimizer: torch.optim's SGD, Adam, AdamW or RMSprop.
+        optimizer: torch.optim's SGD, Adam, AdamW or RMSprop, which become part of the plan, or any other whose step
+            needs no closure: it takes its own step after the plan.
         example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
             `loss` takes after the model's result.
         dtype: fp32, tf32, or mixed precision in fp16 or bf16: weights stay fp32, products are as with autocast.
@@ -106,7 +107,7 @@ def training_step(
             f"a training step takes a torch.optim optimizer, not {type(optimizer).__name__}"
         )
     require_supported(optimizer)
-    require_no_hooks(optimizer)
+    require_no_gradient_hooks(optimizer)
     if device is not None:
         require_device(device)
     if not isinstance(example, Sequence) or not example:
@@ -168,6 +169,7 @@ class TrainingStep:
         # memory.
         self._update = Update(settings, self._scale, self._device, in_pytorch)
         self._optimizer_state = OptimizerState.of(optimizer)
+        self._update.optimizer = None if has_rule(optimizer) else optimizer
         self._lock = self._optimizer_state.lock
         self._done: torch.cuda.Event | None = None
         self._stream = 0
@@ -220,7 +222,7 @@ class TrainingStep:
             self._regroup(planned)
             same_states = False
         if planned.groups is not self._groups:
-            planned.set_optimizer(self._groups, self._update)
+            planned.set_optimizer(self._groups, self._update, on_device=self._update.optimizer is None)
         updates = self._update.is_due()
         loss = planned.run(tensors, updates)
         self._update.count()
@@ -311,7 +313,8 @@ class TrainingStep:
         else:
             self._warn_of_changing_losses(self._change_guard.changed_loss_value())
             require_supported(self._optimizer)
-            require_no_hooks(self._optimizer)
+            require_no_gradient_hooks(self._optimizer)
+            self._update.optimizer = None if has_rule(self._optimizer) else self._optimizer
             self._plans.clear()
             self._last = None
             self._optimizer_state.reset()
@@ -370,7 +373,8 @@ class TrainingStep:
     def _regroup(self, planned: PlannedStep) -> None:
         """Rebuild the groups from the optimizer's current groups and state."""
         self._optimizer_state.reset()
-        found = group_parameters(self._optimizer, planned.types)
+        has_own_step = self._update.optimizer is not None
+        found = [] if has_own_step else group_parameters(self._optimizer, planned.types)
         for group in self._groups:
             group.read_count()
         same = len(found) == len(self._groups) and all(

@@ -31,12 +31,18 @@ class Accumulator:
 
 
 class Update:
-    """Clips gradients, updates the parameters, and then the loss scale, all on the device."""
+    """Clips gradients, updates the parameters, and then the loss scale.
+
+    All on the device, unless the optimizer has no rule: then its own step runs, on gradients that are the parameters'
+    for its duration.
+    """
 
     def __init__(
         self, settings: StepSettings, scale: torch.Tensor | None, device: torch.device, in_pytorch: bool
     ) -> None:
         self._settings, self._scale, self._in_pytorch = settings, scale, in_pytorch
+        self.optimizer: torch.optim.Optimizer | None = None
+        """The optimizer, if its own step updates the parameters."""
         self.form = GradientForm(
             divided=scale is not None or settings.clip_norm is not None or settings.accumulate > 1,
             checked=scale is not None,
@@ -60,15 +66,45 @@ class Update:
 
     def __call__(self, groups: Sequence[ParameterGroup], gradients: Gradients) -> None:
         """Update the parameters of all groups."""
+        if self.optimizer is not None:
+            self._step_of(self.optimizer, gradients)
+            return
         if self.form.divided:
             divisor = self._divisor([gradients[one] for group in groups for one in group.parameters])
             for group in groups:
                 group.divisor.copy_(divisor)
         step_groups(groups, gradients, in_pytorch=self._in_pytorch, scaled=self.form.checked)
         if self._scale is not None:
-            skipped = groups[0].progress[2]
-            self.skipped.add_(skipped.to(torch.int64))
-            torch._amp_update_scale_(self._scale, self.growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
+            self._update_scale(self._scale, groups[0].progress[2])
+
+    def _update_scale(self, scale: torch.Tensor, skipped: torch.Tensor) -> None:
+        self.skipped.add_(skipped.to(torch.int64))
+        torch._amp_update_scale_(scale, self.growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
+
+    def _step_of(self, optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+        """Run the optimizer's own step on copies of the gradients. It may keep them."""
+        own = [gradient.to(one.dtype, copy=True) for one, gradient in gradients.items()]
+        if self.form.divided:
+            torch._foreach_div_(own, self._divisor(own))
+        if self.form.clip_value is not None:
+            torch._foreach_clamp_max_(own, self.form.clip_value)
+            torch._foreach_clamp_min_(own, -self.form.clip_value)
+        if self._scale is not None:
+            largest = torch._foreach_norm(own, float("inf"))
+            skipped = 1.0 - torch.stack(largest).isfinite().all().float()
+            self._update_scale(self._scale, skipped)
+            if skipped:  # as in GradScaler, the host waits for this
+                return
+        by_parameter = dict(zip(gradients, own, strict=True))
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        before = [one.grad for one in parameters]
+        try:
+            for one in parameters:
+                one.grad = by_parameter.get(one)
+            optimizer.step()
+        finally:
+            for one, gradient in zip(parameters, before, strict=True):
+                one.grad = gradient
 
     def _divisor(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Return the divisor of the gradients: loss scale × calls × (norm / `clip_norm`, if above 1)."""

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, An
     ),
     "adam": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}, {"betas": (0.5, 0.9), "weight_decay": 0.2}),
     "amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "eps": 1e-3}, {"maximize": True, "eps": 1e-2}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.1}, {"weight_decay": 0.1}),
     "adamw": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}, {"weight_decay": 0.5}),
 }  # fmt: skip
 """Optimizers: settings at the start, and what is changed in the middle."""

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 import escalade
-from escalade.engine.training import planned
+from escalade.engine.training import planned, program
 from escalade.errors import UnsupportedError
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -194,6 +194,124 @@ def test_every_setting_of_the_optimizers() -> None:
                 continue
             pair.begin_again(settings)
             pair.follow((4, 4))
+
+
+class _Signs(torch.optim.Optimizer):
+    """An optimizer of the caller's own, which spoils the gradients that it is given and keeps them."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                kept = self.state[one].get("gradient")
+                one.data.sub_((one.grad if kept is None else one.grad + 0.5 * kept).sign(), alpha=group["lr"])
+                self.state[one]["gradient"] = one.grad.mul_(2)
+
+
+class _OtherSgd(torch.optim.SGD):
+    """A class of its own may do anything."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] *= 0.5
+        super().step()
+
+
+def _hooked(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer that halves its gradients before each step."""
+    optimizer = _sgd(parameters)
+
+    def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad.mul_(0.5)
+
+    optimizer.register_step_pre_hook(halve)
+    return optimizer
+
+
+_OWN_STEPS: dict[str, Make] = {
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "ASGD": torch.optim.ASGD,
+    "NAdam": partial(torch.optim.NAdam, lr=0.1),
+    "RAdam": partial(torch.optim.RAdam, lr=0.1),
+    "Rprop": torch.optim.Rprop,
+    "Adafactor": torch.optim.Adafactor,
+    "signs": _Signs,
+    "subclass": partial(_OtherSgd, lr=0.1, momentum=0.9),
+    "hooks": _hooked,
+}
+
+
+@pytest.mark.parametrize("make", _OWN_STEPS.values(), ids=_OWN_STEPS)
+def test_other_optimizers_step_themselves(make: Make) -> None:
+    Pair(make).follow()
+    Pair(make, clip_norm=0.05, clip_value=0.02, accumulate=2, loss_scale=1024.0).follow((4, 2, 4, 4))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_other_optimizers_on_kernels(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mixed precision, whose gradients have 16 bits; as on a GPU, the graph ends before the optimizer's step."""
+    graphs: list[Any] = []
+
+    class Graph:
+        def __init__(self, record: Callable[[], Any], stream: Any) -> None:
+            graphs.append(self)
+            self.replay = record
+
+    pair = Pair(
+        _OWN_STEPS["Adagrad"], device="twin", dtype="bf16", accumulate=accumulate, clip_norm=0.05, close=0.03,
+        reduce=lambda gradients: gradients.mul_(1),
+    )  # fmt: skip
+    monkeypatch.setattr(program, "CapturedGraph", Graph)
+    monkeypatch.setattr(pair.step.program, "_capture_stream", "a stream", raising=False)
+    pair.follow()
+    assert len(graphs) == 1
+
+
+def test_other_optimizers_leave_gradients_alone() -> None:
+    """Those of the caller stay, also if the step fails, and a skipped step calls nothing."""
+    model, calls = _model(), []
+    optimizer = torch.optim.Adagrad([*model.parameters(), unused := nn.Parameter(torch.ones(2))])
+    optimizer.register_step_pre_hook(lambda *_: calls.append([one.grad is None for one in (unused,)]))
+    x, target = _batches((4,))[0]
+    step = escalade.training_step(model, F.cross_entropy, optimizer, (x, target), loss_scale=8.0)
+    mine = [torch.full_like(one, 7.0) for one in (*model.parameters(), unused)]
+    for one, gradient in zip((*model.parameters(), unused), mine, strict=True):
+        one.grad = gradient
+    step(x, target)
+    step(torch.full_like(x, torch.inf), target)
+    assert calls == [[True]] and step.skipped_steps == 1 and step.loss_scale == 4.0
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError
+
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(ArithmeticError):
+        step(x, target)
+    handle.remove()
+    step(x, target)
+    for one, gradient in zip((*model.parameters(), unused), mine, strict=True):
+        assert one.grad is gradient and bool((gradient == 7).all())
+
+
+def test_hooks_that_come_and_go() -> None:
+    """A rule is left for the optimizer's own step and taken up again, with the same state."""
+    pair = Pair(partial(torch.optim.Adam, lr=0.1))
+    for _ in range(3):
+        handles = [
+            one.register_step_post_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=0.05))
+            for one in pair.optimizers
+        ]
+        pair.follow((4,))
+        for handle in handles:
+            handle.remove()
+        pair.follow((4, 2))
+        assert "optimizer state" in str(pair.step.explain().notes)
 
 
 def test_every_scheduler_of_learning_rates() -> None:
