@@ -9,7 +9,7 @@ import torch
 
 from escalade.device.arguments import BufferPointers
 from escalade.device.cuda import CudaLaunch
-from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode, KernelGraph
+from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph
 from escalade.device.run import Executable
 from escalade.device.strides import is_disjoint
 from escalade.engine.plan.constants import ConstantCache
@@ -171,7 +171,7 @@ class KernelProgram(PlanKernels):
             return None
         with torch.cuda.device(self._device):
             chain = self._chain()
-            graph = ChainedGraph(chain) if chain else CapturedGraph(self._record, stream)
+            graph = ChainedGraph(chain) if chain else self.graph_of(self._record, stream)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return graph
 

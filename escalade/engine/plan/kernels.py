@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -12,6 +13,7 @@ from types import MappingProxyType
 import torch
 
 from escalade.device.cuda import architecture_of, index_of, load
+from escalade.device.graph import CapturedGraph, GraphNode, KernelGraph
 from escalade.device.packing import PreparedRecipe
 from escalade.device.precompilation import build_for_twin, compile_seconds, precompile, uncompiled
 from escalade.device.program import Program
@@ -24,7 +26,7 @@ from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.memory import PlanMemory, PlanValues, repack
 from escalade.engine.plan.plan import ConstantForm, Plan, PlanStep
 from escalade.engine.plan.program import MultiOutputCalls
-from escalade.errors import CompileError, OutOfMemory
+from escalade.errors import CompileError, EscaladeError, OutOfMemory
 from escalade.gc_pause import gc_paused
 from escalade.terminal_text import counted, format_duration
 
@@ -99,6 +101,27 @@ class PlanKernels:
         for number, call in zip(self._numbers, self.calls, strict=True):
             yield self.plan.steps[number], call
             self._values.release_after(number)
+
+    def graph_of(
+        self, record: Callable[[], Iterable[GraphNode]], stream: torch.cuda.Stream
+    ) -> KernelGraph | None:
+        """Return a CUDA graph of what `record` enqueues; None if operators of PyTorch cannot be part of one."""
+        try:
+            return CapturedGraph(record, stream)
+        except (EscaladeError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:  # of an operator that waits for the GPU, as in torch.linalg
+            operators = dict.fromkeys(
+                step.node.source or step.node.name for step in self.plan.steps if step.in_pytorch
+            )
+            if not operators:
+                raise
+            warnings.warn(
+                f"operators of PyTorch in this plan ({', '.join(operators)}) cannot be part of a CUDA graph "
+                f"({str(error).partition(chr(10))[0]}), so all steps are launched one by one",
+                stacklevel=2,
+            )
+            return None
 
     def bind_own_memory(self) -> None:
         """Point the kernels at their own memory. They always are here; subclasses rebind them per call."""

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from escalade.device.graph import CapturedGraph
 from escalade.engine.nodes.aten import reporting_errors
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
@@ -109,10 +108,11 @@ class KernelStep(PlanKernels):
         return [self._captured(self._compute_gradients), finish]
 
     def _captured(self, work: Work) -> Work:
-        """Return the replay of a CUDA graph of the work; on the twin the work itself."""
+        """Return the replay of a CUDA graph of the work; the work itself on the twin, and if there can be no graph."""
         if self._capture_stream is None or not self._as_graph:
             return work
-        return CapturedGraph(partial(_run_recorded, work), self._capture_stream).replay
+        graph = self.graph_of(partial(_run_recorded, work), self._capture_stream)
+        return work if graph is None else graph.replay
 
     def _compute_gradients(self) -> None:
         self.prepare()

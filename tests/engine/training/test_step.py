@@ -18,7 +18,7 @@ from escalade.engine.explain import explain_plan
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.passes.estimates import Estimates
-from escalade.engine.training import program
+from escalade.engine.plan import kernels
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade.ops.layer_norm import LayerNormProblem
 from escalade.ops.layer_norm_backward import LayerNormBackwardProblem
@@ -349,7 +349,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     step = escalade.training_step(
         model, F.mse_loss, own, (x, target), dtype="fp16" if device else "fp32", device=device, reduce=reduce
     )
-    monkeypatch.setattr(program, "CapturedGraph", _Graph)
+    monkeypatch.setattr(kernels, "CapturedGraph", _Graph)
     for number in range(3):
         if number == 2:  # as on a GPU: one graph before the all-reduce and one after it
             monkeypatch.setattr(step.program, "_capture_stream", "a stream", raising=False)

@@ -16,7 +16,8 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 import escalade
-from escalade.engine.training import planned, program
+from escalade.engine.plan import kernels
+from escalade.engine.training import planned
 from escalade.errors import UnsupportedError
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -267,7 +268,7 @@ def test_other_optimizers_on_kernels(accumulate: int, monkeypatch: pytest.Monkey
         _OWN_STEPS["Adagrad"], device="twin", dtype="bf16", accumulate=accumulate, clip_norm=0.05, close=0.03,
         reduce=lambda gradients: gradients.mul_(1),
     )  # fmt: skip
-    monkeypatch.setattr(program, "CapturedGraph", Graph)
+    monkeypatch.setattr(kernels, "CapturedGraph", Graph)
     monkeypatch.setattr(pair.step.program, "_capture_stream", "a stream", raising=False)
     pair.follow()
     assert len(graphs) == 1
