@@ -34,6 +34,7 @@ from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.step_fake_tensor import step_fake_tensor_mode
 from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.trees import flatten
 from escalade.engine.nodes.recurrent import AS_ONE_OPERATOR
 
 Loss = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -110,6 +111,8 @@ def capture_step(
 ) -> Joint:
     """Capture `loss(model(*inputs), *targets)` and its gradients.
 
+    Inputs and targets may be containers of tensors and plain values, which are constants of the step.
+
     Only copies of the model run. Modules are in the caller's training modes, or in `modes`. With `autocast` the step
     runs under autocast to that dtype. With `scaled` the graph has an additional input that multiplies the loss.
     `stepped` are the optimizer's parameters: the loss may depend on them only through the model.
@@ -140,33 +143,26 @@ def capture_step(
                 trace_factors(copied)
                 return copied
 
-            step = _Step(copy, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
+            tensors, structure = flatten((tuple(inputs), tuple(targets)))
+            step = _Step(copy, structure, autocast, scaled, (*stepped, *model.parameters()))
             try:
-                return _captured(step, inputs, targets)
+                return _captured(step, tensors)
             finally:
                 step.release()
 
     return torch.compiler.disable(run)()
 
 
-def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joint:
+def _captured(step: _Step, tensors: Sequence[torch.Tensor]) -> Joint:
     from torch._functorch.aot_autograd import aot_export_module
 
     from escalade.engine.capture.export_context import joint_graph_traced_once
 
     mode = step_fake_tensor_mode(allow_non_fake_inputs=True)
 
-    def fake(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            raise CaptureError(
-                f"an argument of the training step is {type(value).__name__}; it takes tensors: move other arguments "
-                "into the model or the loss"
-            )
-        return mode.from_tensor(value.detach(), static_shapes=True)
-
-    arguments = [fake(value) for value in (*inputs, *targets)]
     if step.scaled:
-        arguments.append(fake(torch.ones((), device=arguments[0].device)))
+        tensors = [*tensors, torch.ones((), device=tensors[0].device)]
+    arguments = [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors]
     step.make_fake(mode)
     try:
         with (
@@ -208,7 +204,7 @@ class _BufferObserver(nn.Module):
             self._functions = model.model, model.loss
         self.after: dict[str, torch.Tensor] = {}
 
-    def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Any:
+    def forward(self, inputs: Sequence[Any], targets: Sequence[Any]) -> Any:
         model, loss = self._functions
         result = loss(model(*inputs), *targets)
         self.after = dict(self.model.named_buffers())
@@ -221,7 +217,7 @@ class _Step(nn.Module):
     def __init__(
         self,
         copy: Callable[[], _Originals],
-        inputs: int,
+        structure: pytree.TreeSpec,
         autocast: torch.dtype | None,
         scaled: bool,
         caller_parameters: Sequence[nn.Parameter],
@@ -230,7 +226,7 @@ class _Step(nn.Module):
         copied = copy()
         model = copied.model
         # In a tuple, not a submodule: its parameters would be registered twice.
-        self._step = (_BufferObserver(model, copied.loss), inputs, autocast)
+        self._step = (_BufferObserver(model, copied.loss), structure, autocast)
         self._copy: Callable[[], _Originals] | None = copy
         self._fills_caches = False
         self.title = type(model.model if isinstance(model, ModelWithLoss) else model).__name__
@@ -364,7 +360,7 @@ class _Step(nn.Module):
             with _disable_current_modes():
                 copied = self._copy()
             self._step = (_BufferObserver(copied.model, copied.loss), *self._step[1:])
-        body, inputs, autocast = self._step
+        body, structure, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
         # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it. So it does of a
         # parameter that is written to, because AOTAutograd supports no such writes.
@@ -376,12 +372,12 @@ class _Step(nn.Module):
         }
         for tensor in self._shared_gradients:  # AOTAutograd identifies a gradient by its node
             getattr(self, tensor).register_hook(torch.clone)
-        targets = arguments[inputs:-1] if self.scaled else arguments[inputs:]
+        given = pytree.tree_unflatten(arguments[: structure.num_leaves], structure)
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
-            returned = torch.func.functional_call(body, state, (arguments[:inputs], targets))
-        given: tuple[Any, ...] = returned if isinstance(returned, tuple) and returned else (returned,)
-        result, *parts = given
-        for one in given:
+            returned = torch.func.functional_call(body, state, given)
+        results: tuple[Any, ...] = returned if isinstance(returned, tuple) and returned else (returned,)
+        result, *parts = results
+        for one in results:
             if not isinstance(one, torch.Tensor):
                 raise CaptureError(
                     f"the loss returns {type(one).__name__}; it must return a tensor, or a tuple of tensors of which "

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.joint import Loss, ModelWithLoss, capture_step
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
+from escalade.engine.graph.trees import flatten
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
 from escalade.engine.training.change_guard import ChangeGuard
@@ -67,8 +69,8 @@ def training_step(
             loss that is a module are part of the step.
         optimizer: torch.optim's SGD, Adam, AdamW or RMSprop, which become part of the plan, or any other whose step
             needs no closure: it takes its own step after the plan.
-        example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
-            `loss` takes after the model's result.
+        example: Arguments like those of later calls: the model's input, or a tuple of its arguments, then what `loss`
+            takes after the model's result. They may be containers of tensors and plain values.
         dtype: fp32, tf32, or mixed precision in fp16 or bf16: weights stay fp32, products are as with autocast.
         loss_scale: Initial loss scale, which is then updated as by `torch.amp.GradScaler`; fp16 always has one. Steps
             with gradients that are not finite are skipped.
@@ -319,9 +321,9 @@ class TrainingStep:
             self._last = None
             self._optimizer_state.reset()
             self._change_guard = ChangeGuard(self._modules(), self._loss, self._optimizer)
-        tensors, inputs = _flatten(arguments)
-        key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
-        found = self._plans.pop(key, None) or self._make_plan(tensors, inputs)
+        tensors, structure = _flatten(arguments)
+        key = (structure, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
+        found = self._plans.pop(key, None) or self._make_plan(tensors, structure)
         # `pop` and reinsertion keep the dict in order of use, so the first entry is the least recently used.
         while len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
@@ -344,11 +346,11 @@ class TrainingStep:
         loss = self._loss.modules() if isinstance(self._loss, nn.Module) else ()
         return [*self._model.modules(), *loss]
 
-    def _make_plan(self, tensors: list[torch.Tensor], inputs: int) -> PlannedStep:
-        inputs_on_device = [tensor.to(self._device) for tensor in tensors]
+    def _make_plan(self, tensors: list[torch.Tensor], structure: pytree.TreeSpec) -> PlannedStep:
+        on_device = [tensor.to(self._device) for tensor in tensors]
         taken = [one for group in self._optimizer.param_groups for one in group["params"]]
         joint = capture_step(
-            self._model, self._loss, inputs_on_device[:inputs], inputs_on_device[inputs:],
+            self._model, self._loss, *pytree.tree_unflatten(on_device, structure),
             autocast=self._settings.autocast, scaled=self._scale is not None,
             modes=[self._modes.get(module, module.training) for module in self._model.modules()],
             stepped=taken,
@@ -364,7 +366,7 @@ class TrainingStep:
             joint,
             self._model,
             set(taken),
-            inputs_on_device,
+            on_device,
             self._scale,
             self._settings,
             self._update.accumulator,
@@ -386,21 +388,23 @@ class TrainingStep:
         self._optimizer_state.groups = self._groups
 
 
-def _flatten(arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
-    """Return the tensors of a call, and how many of them are the model's inputs."""
-    first = tuple(arguments[0]) if arguments and isinstance(arguments[0], tuple | list) else arguments[:1]
-    everything = [*first, *arguments[1:]]
-    if not first or not all(isinstance(one, torch.Tensor) for one in everything):
-        kinds = ", ".join(type(one).__name__ for one in everything) or "nothing"
+def _flatten(arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
+    """Return the tensors of a call, and the structure of the model's and the loss's arguments."""
+    inputs = arguments[:1]
+    if arguments and type(arguments[0]) in (tuple, list):
+        inputs = tuple(arguments[0])
+    tensors, structure = flatten((inputs, arguments[1:]))
+    if not inputs or not tensors:
+        kinds = ", ".join(type(one).__name__ for one in arguments) or "nothing"
         raise UnsupportedError(
-            f"a training step was called with {kinds}; pass tensors: the model's input (a tensor or a tuple of them), "
+            f"a training step was called with {kinds}; pass the model's input (a tensor, or a tuple of its arguments), "
             "then what the loss takes after the model's result"
         )
-    for one in everything:
+    for one in tensors:
         if one.is_meta or not is_dense(one) or not one.numel():
             what = "a meta tensor" if one.is_meta else describe_tensor(one)
             raise UnsupportedError(
                 f"a training step was called with {what} of shape {list(one.shape)}; pass dense tensors with at least "
                 "one element"
             )
-    return everything, len(first)
+    return tensors, structure

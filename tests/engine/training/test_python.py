@@ -5,6 +5,8 @@ The caller's objects stay as they are.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -347,3 +349,61 @@ def test_models_may_write_to_their_weights(layer: Any, given: dict[str, Any]) ->
         close = 1e-2 if "dtype" in given else 1e-5
         follow(model, _batches(), F.mse_loss, close=close, **given)
     assert not torch.equal(next(model.parameters()), before[0])
+
+
+@dataclasses.dataclass
+class _Labels:
+    rows: torch.Tensor
+    weight: float
+
+
+class _Heads(nn.Module):
+    """A model of a dict and a number, with one result per head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(4, 6), nn.ModuleDict({name: nn.Linear(6, 4) for name in "ab"})
+
+    def forward(self, batch: dict[str, Any], times: int = 1) -> dict[str, torch.Tensor]:
+        y = F.relu(self.body(batch["x"] + batch["more"][0])) * times
+        return {name: head(y) for name, head in self.heads.items()}
+
+
+def _loss_of_heads(
+    y: dict[str, torch.Tensor], targets: dict[str, Any], labels: _Labels, kind: str
+) -> torch.Tensor:
+    of = {"l1": F.l1_loss, "mse": F.mse_loss}[kind]
+    return of(y["a"], targets["a"]) + of(y["b"], targets["b"][0]) + labels.weight * of(y["a"], labels.rows)
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_arguments_may_be_containers(device: str) -> None:
+    torch.manual_seed(0)
+    model = _Heads()
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, expected))
+    step = None
+    for times, weight, kind in (
+        (1, 0.5, "mse"),
+        (1, 0.5, "mse"),
+        (2, 0.5, "mse"),
+        (2, 0.25, "l1"),
+        (1, 0.5, "mse"),
+    ):
+        x, more, a, b, rows = torch.randn(5, 3, 4)
+        batch = {"x": x, "more": [more, None]}
+        targets = {"a": a, "b": (b, "unused")}, _Labels(rows, weight), kind
+        step = step or escalade.training_step(
+            model, _loss_of_heads, own, ((batch, times), *targets), device=None if device == "cpu" else device
+        )
+        theirs.zero_grad()
+        loss = _loss_of_heads(expected(batch, times), *targets)
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(step((batch, times), *targets), loss.detach())
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    assert step is not None
+    with pytest.raises(escalade.EscaladeError, match="a set among arguments"):
+        step((batch, 1), {rows})
+    with pytest.raises(escalade.EscaladeError, match="was called with str"):
+        step("rows")
