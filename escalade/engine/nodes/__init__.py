@@ -127,9 +127,9 @@ def layout_of(node: Node) -> str:
     """Return the layout in which a node's result is stored: `nhwc`, `nchw`, or `flat` for other values than images."""
     if len(node.shape) != 4:
         return "flat"
-    if SideOutput.matches(node):
-        return "nhwc"  # also indices, which are integers
-    return node.attributes.get("layout", "nhwc") if node.is_floating else "flat"
+    # Side outputs, also indices, which are integers, have the layout of their producer.
+    is_image = node.is_floating or SideOutput.matches(node)
+    return node.attributes.get("layout", "nhwc") if is_image else "flat"
 
 
 def stored_type(node: Node, storage: torch.dtype, is_returned: bool) -> torch.dtype:

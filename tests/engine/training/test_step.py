@@ -331,6 +331,37 @@ class _Graph:
         self.replay = record
 
 
+class _Rows(nn.Module):
+    """A convolution whose pixels are compared with those of a buffer, and read by another convolution."""
+
+    target: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.register_buffer("target", torch.randn(4, 6, 7, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.first(x).permute(0, 2, 3, 1)
+        return self.second(rows.permute(0, 3, 1, 2)), F.mse_loss(rows, self.target)
+
+
+def test_further_results_have_the_layout_of_the_first() -> None:
+    """One kernel computes the terms of a loss and a sum of gradients, for values that PyTorch holds in rows."""
+    torch.manual_seed(0)
+    model = _Rows()
+    expected, x, target = copy.deepcopy(model), torch.randn(4, 3, 6, 7), torch.randn(4, 3, 6, 7)
+
+    def loss(y: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(y[0], target) + y[1]
+
+    own, theirs = (_sgd(one.parameters()) for one in (model, expected))
+    step = escalade.training_step(model, loss, own, (x, target), device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, loss, theirs, x, target), 1e-5)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-5)
+
+
 @pytest.mark.parametrize("device", [None, "twin"])
 def test_processes_meet_between_gradients_and_optimiser(
     device: str | None, monkeypatch: pytest.MonkeyPatch
