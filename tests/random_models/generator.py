@@ -73,6 +73,13 @@ def _finish(d: Draft) -> Text:
             results.append(f"{further}[:, -1:]" if further.lead else f"{further}[-1:]")
         case 3:
             results.append(f"{further}.flatten(1)" if further.lead and further.size else further.name)
+    if d.text.training:  # gradients of values that are also read further on have a sum
+        read = [v for v in made if v.name not in results]
+        for tapped in d.random.sample(read, min(len(read), d.random.randrange(3))):
+            is_image = tapped.lead and len(tapped.size) == 3
+            results.append(
+                f"{tapped}.permute(0, 2, 3, 1)" if is_image and d.random.random() < 0.5 else tapped.name
+            )
     if len(results) == 1:
         return d.text.returning(results[0])
     if d.random.random() < 0.3:
