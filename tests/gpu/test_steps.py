@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 import escalade
+from tests.engine.training.test_update import halved
 
 pytestmark = pytest.mark.gpu
 
@@ -66,25 +67,13 @@ def _policy_gradient(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _spectrum(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Of operators that wait for the GPU, and so cannot be part of a CUDA graph."""
+    """The singular values come from an operator that waits for the GPU, which no CUDA graph can contain."""
     matrix = y.flatten(0, -2)
     return torch.linalg.svdvals(matrix).sum() / matrix.shape[0] + F.mse_loss(y, target)
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
-
-
-def _hooked(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = torch.optim.SGD(parameters, 0.1)
-
-    def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                one.grad.mul_(0.5)
-
-    optimizer.register_step_pre_hook(halve)
-    return optimizer
 
 
 def _sequence_batch() -> tuple[torch.Tensor, ...]:
@@ -123,7 +112,7 @@ _CASES = {
     "rows": _Case(_Rows, _image_batch, lambda y, t: F.mse_loss(y[0], t) + y[1]),
     "adagrad": _Case(_linear, optimizer=partial(torch.optim.Adagrad, lr=0.1)),
     "nadam": _Case(_linear, optimizer=partial(torch.optim.NAdam, lr=0.01)),
-    "hooks": _Case(_linear, optimizer=_hooked),
+    "hooks": _Case(_linear, optimizer=halved),
 }
 
 

@@ -54,7 +54,7 @@ def _without_value_checks() -> Iterator[None]:
     failures = singleton.find(_CHECK_OF_FAILURES).effect
     effect = failures.effect
     with (
-        _replaced(F, "gaussian_nll_loss", _with_any_false(F.gaussian_nll_loss)),
+        _replaced(F, "gaussian_nll_loss", _UNCHECKED_GAUSSIAN_LOSS),
         _replaced(
             transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)
         ),
@@ -74,6 +74,9 @@ def _with_any_false(function: Any) -> Callable[..., Any]:
     unchecked.__defaults__ = function.__defaults__
     unchecked.__globals__[function.__name__] = unchecked  # it hands itself to modes of PyTorch
     return unchecked
+
+
+_UNCHECKED_GAUSSIAN_LOSS = _with_any_false(F.gaussian_nll_loss)
 
 
 @contextmanager
@@ -122,7 +125,7 @@ def quiet_in_this_thread() -> Iterator[None]:
         with muted(*_LOGGING_MODULES):
             yield
     finally:
-        del names.print
+        vars(names).pop("print", None)  # a capture inside this one has removed it
 
 
 @functools.cache

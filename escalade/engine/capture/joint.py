@@ -18,13 +18,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from escalade.engine.capture.call_log import CallLog, Constants, memory_of
 from escalade.engine.capture.data_attribute import FollowData
 from escalade.engine.capture.example_inputs import require_module
 from escalade.engine.capture.functional import FunctionalReader, operators_with_kernels
@@ -51,7 +51,7 @@ class ModelWithLoss(nn.Module):
 
 
 class _Originals(nn.Module):
-    """What a capture copies: the model, the loss, and parameters outside of the model that the loss may read."""
+    """The model, the loss, and parameters outside of the model that the loss may read, to be copied together."""
 
     def __init__(self, model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
@@ -266,15 +266,15 @@ class _Step(nn.Module):
         wanted = {own: parameter for own, parameter in self.named_parameters() if parameter.requires_grad}
         if not wanted:
             raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
-        memory = {own: _memory(tensor) for own, tensor in (*self.named_parameters(), *self.named_buffers())}
-        constants = _Constants()
-        with _CallLog(constants) as first:
+        memory = {own: memory_of(tensor) for own, tensor in (*self.named_parameters(), *self.named_buffers())}
+        constants = Constants()
+        with CallLog(constants) as first:
             loss = self(*arguments)[0]
         made = constants.calls
         self._require_tensors_kept(memory)
         self.written = tuple(own for own in self.parameter_names if memory[own] in first.written)
         if self._assigned or self.written:
-            with _CallLog(constants) as first:
+            with CallLog(constants) as first:
                 loss = self(*arguments)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
             raise CaptureError(
@@ -283,7 +283,7 @@ class _Step(nn.Module):
             )
         if not loss.requires_grad:
             raise CaptureError(f"the loss depends on no parameter of {self.title}")
-        with _CallLog(_Constants()):
+        with CallLog(Constants()):
             gradients = torch.autograd.grad(
                 loss, [*wanted.values(), *self._read_parameters], allow_unused=True
             )
@@ -302,18 +302,18 @@ class _Step(nn.Module):
                 self._shared_gradients |= {own}
             seen.add(id(gradient))
         if any(gradient is None for gradient in gradients[: len(wanted)]):
-            with _CallLog(
+            with CallLog(
                 constants
             ) as first:  # autograd calls other operators for parameters that need no gradient
                 self(*arguments)
         before = constants.calls
-        with _CallLog(constants) as second:
+        with CallLog(constants) as second:
             self(*arguments)
         same = first.calls == second.calls
         if same and constants.calls - before != made:
             # It keeps constants of its first run, such as masks or positions: each run is then the first of a copy.
             self._fills_caches = True
-            with _CallLog(_Constants()) as first:
+            with CallLog(Constants()) as first:
                 self(*arguments)
             same = first.calls == second.calls
         if not same:
@@ -327,7 +327,7 @@ class _Step(nn.Module):
         """Record buffers that were assigned; reject tensors whose storage was replaced."""
         named = {**self.parameter_names, **self.buffer_names}
         for own, before in memory.items():
-            if _memory(getattr(self, own)) != before:
+            if memory_of(getattr(self, own)) != before:
                 raise CaptureError(
                     f"{self.title} sets the data of its {named[own]} when it runs; a training step supports buffers "
                     "that are written in place, as by copy_, or assigned, and leaves parameters to the optimizer"
@@ -390,103 +390,6 @@ class _Step(nn.Module):
         written = (state[f"model.{self.parameter_names[tensor]}"] for tensor in self.written)
         rest = tuple(one.detach().clone() for one in (*written, *parts))
         return (result * arguments[-1], result.detach(), *rest) if self.scaled else (result, *rest)
-
-
-class _Constants:
-    """Fake tensors that are computed from nothing, and how: a model computes the same ones again, or keeps them."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self._keys: dict[int, Any] = {}
-        """How the content of a storage was computed."""
-        self._alive: list[torch.Tensor] = []
-
-    def key(self, tensor: FakeTensor) -> Any:
-        """Return a comparable key for the content of a constant; None for other tensors."""
-        made = self._keys.get(_memory(tensor)) if tensor.layout is torch.strided else None
-        return None if made is None else (made, tensor.stride(), tensor.storage_offset())
-
-    def record(self, call: tuple[Any, ...], arguments: Sequence[Any], results: Any) -> bool:
-        """Record the results of a call. Return whether they, and what it wrote to, are constants."""
-        function = call[0]
-        results = [one for one in pytree.tree_leaves(results) if isinstance(one, FakeTensor)]
-        tensors = [one for one in arguments if isinstance(one, FakeTensor)]
-        if any(one.layout is not torch.strided for one in (*tensors, *results)):
-            return False
-        is_constant = torch.Tag.nondeterministic_seeded not in function.tags and all(
-            _memory(one) in self._keys for one in tensors
-        )
-        written = {_memory(one) for one in tensors} if function._schema.is_mutable else set()
-        if is_constant:
-            self.calls += 1
-            key = hash(call)
-            for one in results:
-                if _memory(one) in written or _memory(one) not in self._keys:
-                    self._keys[_memory(one)] = key
-                    self._alive.append(one)  # while it is alive, its storage is not another one's
-        else:
-            for storage in written:
-                self._keys.pop(storage, None)
-        return is_constant
-
-
-class _CallLog(TorchDispatchMode):
-    """Records calls of operators that read the step's arguments, with fingerprints of their own arguments."""
-
-    def __init__(self, constants: _Constants) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, ...]] = []
-        self.written: set[int] = set()
-        """Memory that the calls wrote to."""
-        self._constants = constants
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function._schema.is_mutable:
-            self.written |= _written_memory(function, args, kwargs or {})
-        leaves = pytree.tree_leaves((args, kwargs))
-        call = (function, *(_fingerprint(leaf, self._constants) for leaf in leaves))
-        results = function(*args, **(kwargs or {}))
-        # prim.device is cached by tensors after the first call.
-        if function.namespace != "prim" and not self._constants.record(call, leaves, results):
-            self.calls.append(call)
-        return results
-
-
-def _written_memory(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
-    """Return the memory that a call writes to. Raises CaptureError if it is the caller's."""
-    written: set[int] = set()
-    for place, argument in enumerate(function._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        for one in pytree.tree_leaves(value):
-            if isinstance(one, FakeTensor):
-                if one.layout is torch.strided:
-                    written.add(_memory(one))
-            elif isinstance(one, torch.Tensor):
-                raise CaptureError(
-                    f"the model or the loss writes to a tensor of {one.dtype} and shape {list(one.shape)} that is none "
-                    "of the model's buffers, as a BatchNorm does that only the loss uses: register it as a buffer, and "
-                    "pass a loss with modules in it as a torch.nn.Module"
-                )
-    return written
-
-
-_FINGERPRINT_ELEMENTS = 64
-
-
-def _fingerprint(value: Any, constants: _Constants) -> Any:
-    """Return a comparable key for an argument: for tensors shape and dtype, and the first elements of real ones."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value) if isinstance(value, float) else value
-    if isinstance(value, FakeTensor):
-        return value.shape, value.dtype, constants.key(value)
-    with _disable_current_modes():
-        return value.shape, value.dtype, repr(value.detach().flatten()[:_FINGERPRINT_ELEMENTS].tolist())
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _location(error: Exception) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributions import Categorical, Distribution, MultivariateNormal, Normal, kl_divergence
 
 import escalade
+from escalade.engine.capture.export_context import export_context
 from tests.engine.training.test_loops import Batch, follow
 
 _CACHE: dict[str, Any] = {}
@@ -55,7 +56,7 @@ class _Positions(nn.Module):
         if self.table is None:
             self.table = _mask(x)
         self.seen = self.seen + 1
-        return self.layer(x * self.table)
+        return self.layer((x + 1).mul_(self.table))
 
 
 class _Masked:
@@ -217,7 +218,7 @@ def test_values_that_a_loss_reads_may_change() -> None:
 
 
 def test_an_unchanged_loss_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else changes in what it holds."""
+    """Changes of values that it does not read make no difference."""
     weighted, other = _Weighted(), {"calls": [0]}
 
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -289,6 +290,14 @@ def test_checks_of_values_are_skipped(make: Any, loss: Any, monkeypatch: pytest.
         F.gaussian_nll_loss(torch.ones(3), torch.ones(3), -torch.ones(3))
     with pytest.raises(ValueError, match="constraint"):
         Normal(torch.zeros(1), -torch.ones(1))
+
+
+def test_one_capture_may_contain_another() -> None:
+    negative = -torch.ones(3)
+    with export_context(), export_context():
+        F.gaussian_nll_loss(negative, negative, negative)
+    with pytest.raises(ValueError, match="negative"):
+        F.gaussian_nll_loss(negative, negative, negative)
 
 
 def test_engines_of_causal_transformers() -> None:

@@ -220,7 +220,7 @@ class _OtherSgd(torch.optim.SGD):
         super().step()
 
 
-def _hooked(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def halved(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer that halves its gradients before each step."""
     optimizer = _sgd(parameters)
 
@@ -244,7 +244,7 @@ _OWN_STEPS: dict[str, Make] = {
     "Adafactor": torch.optim.Adafactor,
     "signs": _Signs,
     "subclass": partial(_OtherSgd, lr=0.1, momentum=0.9),
-    "hooks": _hooked,
+    "hooks": halved,
 }
 
 
